@@ -1,0 +1,1 @@
+"""From YAML and overrides to one frozen Experiment."""

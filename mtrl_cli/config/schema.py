@@ -1,0 +1,211 @@
+"""The schema of an experiment: one frozen dataclass per config group.
+
+A YAML file composes into these classes and nothing else: unknown keys, wrong types and values
+out of range are refused before anything is contacted or created. Enum members are named as the
+user types them.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class ServerKind(Enum):
+    local = "local"
+    tinker = "tinker"
+
+
+class EnvKind(Enum):
+    openenv = "openenv"
+
+
+class OnFailure(Enum):
+    refill = "refill"
+    shrink = "shrink"
+    drop = "drop"
+
+
+class OnTruncated(Enum):
+    penalize = "penalize"
+    mask = "mask"
+    skip_group = "skip_group"
+
+
+class Loss(Enum):
+    importance_sampling = "importance_sampling"
+    ppo = "ppo"
+    cispo = "cispo"
+
+
+class Advantage(Enum):
+    mean = "mean"
+    mean_std = "mean_std"
+    leave_one_out = "leave_one_out"
+
+
+class Schedule(Enum):
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The training service: where the weights live."""
+
+    kind: ServerKind = ServerKind.local
+    base_url: str | None = None
+    """Address of a running server. For ``local``: None starts one for the run and ends it."""
+    api_key: str | None = None
+    """Taken from the environment: ``${oc.env:MTRL_API_KEY,null}``."""
+    base_model: str = "mtrl-tiny"
+    tokenizer: str = "mtrl-tiny"
+    """A packaged tokenizer's name, or the path of a ``tokenizer.json``."""
+    renderer: str = "qwen3"
+    """A renderer of the ``renderers`` package."""
+    context: int = 2048
+    """Context window in tokens, prompt and completion together."""
+    store: str | None = None
+    """Folder of the embedded server's weights; None is the user's data folder."""
+    connections: int = 256
+    """Requests in flight at once."""
+    sample_timeout: float = 120.0
+    """Seconds for one sampled turn, polling included."""
+    training_timeout: float = 600.0
+    """Seconds for one training call, polling included."""
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The environment backend: where an episode's world runs."""
+
+    kind: EnvKind = EnvKind.openenv
+    entrypoint: str = MISSING
+    """The ``openenv`` Environment class, as ``module:Class`` or ``path.py:Class``."""
+    threads: int = 4
+    """Worker threads that run synchronous environments."""
+    open_timeout: float = 30.0
+    reset_timeout: float = 30.0
+    step_timeout: float = 30.0
+    close_timeout: float = 10.0
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What is played."""
+
+    name: str = MISSING
+    entrypoint: str = MISSING
+    """The task class, as ``module:Class`` or ``path.py:Class``."""
+    unfinished_reward: float = -1.0
+    """The reward of an episode that ends without the environment's ``done``."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the task class."""
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """GRPO groups, and how their members are sampled."""
+
+    size: int = 8
+    """Trajectories of one group: same task sample, same policy."""
+    per_step: int = 16
+    """Groups that one step consumes."""
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    on_failure: OnFailure = OnFailure.refill
+    max_refills: int = 2
+    """Refills per member before the group fails."""
+    floor: int = 2
+    """With ``on_failure: shrink``, the least members that a group may have."""
+    on_truncated: OnTruncated = OnTruncated.penalize
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """Length and time budgets of one trajectory."""
+
+    turn_tokens: int = 64
+    """Most tokens sampled in one turn."""
+    trajectory_tokens: int = 1024
+    """Most tokens of a whole trajectory, prompt included."""
+    max_turns: int = 8
+    deadline: float = 300.0
+    """Seconds from admission to the end of the episode."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The optimisation."""
+
+    steps: int = 150
+    loss: Loss = Loss.importance_sampling
+    loss_config: dict[str, float] = field(default_factory=dict)
+    """Parameters of the loss, such as ``clip_low_threshold``; sent to the server as they are."""
+    advantage: Advantage = Advantage.mean_std
+    learning_rate: float = 1e-3
+    schedule: Schedule = Schedule.constant
+    warmup_steps: int = 0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 1.0
+    kl: float = 0.0
+    """Coefficient of the KL penalty to the initial policy."""
+    kl_end_step: int | None = None
+    """The step at which the KL coefficient has fallen linearly to 0; None keeps it constant."""
+    lora_rank: int | None = 32
+    """Rank of the LoRA adapter; None trains all weights, where the server can."""
+    lora_alpha: float = 32.0
+    max_policy_lag: int = 0
+    checkpoint_every: int = 25
+    """Steps between saved training states; 0 saves none."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation on a fixed set of fresh task samples, never trained on."""
+
+    games: int = 6000
+    """Episodes before and after training; 0 evaluates nothing."""
+    every: int = 0
+    """Steps between evaluations during training; 0 evaluates only before and after."""
+    games_during: int = 500
+    seed: int = 0
+    greedy: bool = False
+    """Temperature 0 instead of the training's."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run: where it is recorded, how much of it is in flight."""
+
+    dir: str = "runs"
+    trajectories: bool = True
+    """Write every training trajectory to the run folder."""
+    concurrency: int = 256
+    """Trajectories in flight at once."""
+    drain_timeout: float = 60.0
+    """Seconds that issued work may take to settle after the first Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One declared experiment, composed and validated."""
+
+    name: str = MISSING
+    seed: int = 0
+    policy: str | None = None
+    """URI of the policy that `mtrl rollout` plays; None is the base model."""
+    server: ServerConfig = field(default_factory=ServerConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    group: GroupConfig = field(default_factory=GroupConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    run: RunConfig = field(default_factory=RunConfig)

@@ -1,0 +1,1 @@
+"""What a person sees: live table, plain lines, summary."""

@@ -1,0 +1,1 @@
+"""Environment backends behind one interface."""

@@ -1,0 +1,1 @@
+"""Clients of training services: one interface, one transport, one error classifier."""

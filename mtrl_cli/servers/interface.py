@@ -1,0 +1,171 @@
+"""The one interface of training services.
+
+A **training call** is anything that changes what the server holds: create and unload of a model,
+forward/backward, optimizer step, publish, save and load of state. It is built first, as a `Call`
+that is complete and has a digest, and executed second. In between, its intent goes to the
+ledger: that is what lets a run tell a call that surely did not happen from one that may have.
+
+``execute`` never sends a training call twice. It ends in a value, in `Refused` (surely not
+executed) or in `Unknown` (it may have been); see `servers.errors`.
+
+A **reading call** (sample, logprobs) changes nothing and is retried within one budget.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrl_cli.rollout.ports import Sample, SampleRequest
+
+T = TypeVar("T")
+
+Snapshots = Literal["immutable", "newest_only", "live"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a server declares; what it cannot do changes the plan of a run visibly."""
+
+    snapshots: Snapshots
+    dedupes: bool
+    """A training call sent twice with one sequence id is executed once."""
+    policy_logprobs: bool
+    """It computes logprobs of given tokens under a given policy (needed for KL)."""
+    reports_weights: bool
+    """A sample says which weights produced it."""
+    full_training: bool
+    """It can train all weights, not only a LoRA adapter."""
+    context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The model to create on the server. ``lora_rank`` None trains all weights."""
+
+    base_model: str
+    lora_rank: int | None
+    lora_alpha: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One training example, already shifted by one.
+
+    All arrays have length T = number of tokens of the trajectory - 1: position i predicts
+    ``targets[i]``, the token after ``tokens[i]``. ``logprobs`` (the sampler's) and
+    ``advantages`` are 0 where the target was not sampled.
+    """
+
+    tokens: NDArray[np.int32]
+    targets: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    name: str
+    config: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class AdamSpec:
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+    """0 switches clipping off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackwardResult:
+    """``logprobs``: per datum, the trainer's logprobs of its targets, float32 [T]."""
+
+    loss: float
+    logprobs: Sequence[NDArray[np.float32]]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A training call, complete and not sent yet."""
+
+    kind: str
+    """``create_model``, ``forward_backward``, ``optim_step``, ``publish``, ``save_state``, …"""
+    path: str
+    body: bytes
+    digest: str
+    """Hex SHA-256 of the body."""
+    model: str | None
+    seq: int | None
+    decode: Callable[[Any], T]
+
+
+Accepted = Callable[[str], None]
+"""Called with the request id once the server has accepted a call, before its result is awaited."""
+
+
+class TrainingService(Protocol):
+    """A client of one training service, used from one event loop."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def connect(self) -> None:
+        """Reach the server, check the key and the base model, open a session, start its heartbeat.
+
+        Raises:
+            ServerError: with one line that says what was tried and what to change.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the heartbeat and the connections. Models are unloaded by their own call."""
+        ...
+
+    # Building training calls: pure, nothing is sent.
+
+    def create_model(self, spec: ModelSpec) -> Call[str]: ...
+
+    def forward_backward(
+        self, model: str, seq: int, data: Sequence[Datum], loss: LossSpec
+    ) -> Call[ForwardBackwardResult]: ...
+
+    def optim_step(self, model: str, seq: int, adam: AdamSpec) -> Call[Mapping[str, float]]: ...
+
+    def publish(self, model: str, seq: int, name: str) -> Call[str]:
+        """Fix the model's weights as a snapshot; the value is the policy's URI."""
+        ...
+
+    def save_state(self, model: str, seq: int, name: str) -> Call[str]: ...
+
+    def load_state(self, model: str, seq: int, uri: str) -> Call[None]: ...
+
+    def unload_model(self, model: str) -> Call[None]: ...
+
+    async def execute(self, call: Call[T], accepted: Accepted) -> T:
+        """Send a training call once and await its result.
+
+        Raises:
+            Refused: the server surely did not execute it.
+            Unknown: it may have executed it.
+        """
+        ...
+
+    # Reading calls.
+
+    async def base_policy(self) -> str:
+        """The URI under which the untrained base model is sampled."""
+        ...
+
+    async def sample(self, request: SampleRequest) -> Sample: ...
+
+    async def logprobs(self, policy: str, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logprobs of ``tokens`` under ``policy``, float32 [T]; the first one is NaN."""
+        ...

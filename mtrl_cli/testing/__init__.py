@@ -1,0 +1,1 @@
+"""The kit that users and mtrl's own tests share."""

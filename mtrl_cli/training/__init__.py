@@ -1,0 +1,1 @@
+"""From complete groups to committed policies."""
