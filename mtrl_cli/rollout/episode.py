@@ -1,0 +1,204 @@
+"""One episode: sample, execute, answer, until something ends it.
+
+The order of checks after each sampled turn is part of mtrl's contract, and the code below is
+numbered the same way:
+
+1. The turn stopped at its length → the budget that was binding: ``turn_tokens``,
+   ``trajectory_tokens`` or ``context``.
+2. No tool call → ``answer``.
+3. The calls are executed in call order and answered in call order. A bad call is answered with
+   its error. After a call that ends the episode the rest are not executed.
+4. The environment said done → ``done``. It is never stepped again.
+5. The turn cap is reached → ``max_turns``.
+6. No room for the bridge and one more token → ``trajectory_tokens`` or ``context``.
+7. The bridge is appended, and the next turn is sampled.
+
+An episode that ends without ``done`` gets the task's ``unfinished_reward`` instead of what it
+has collected, or ending early would beat playing. One that fails gets no reward at all.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtrl_cli.rollout.admission import Admission, Budget
+from mtrl_cli.rollout.events import MemberFinished, Observer, TurnSampled
+from mtrl_cli.rollout.ports import (
+    AssistantTurn,
+    Chat,
+    ContextOverflow,
+    Environment,
+    EnvironmentFactory,
+    EnvironmentFault,
+    InfrastructureFailure,
+    Message,
+    Policy,
+    PolicyFailure,
+    RefusedTrajectory,
+    SampleRequest,
+    Task,
+    ToolError,
+)
+from mtrl_cli.rollout.settle import finish
+from mtrl_cli.rollout.tokens import TokenSequence
+from mtrl_cli.rollout.trajectory import FAILED, CallRecord, Stop, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What episodes are played with; shared by all of them."""
+
+    policy: Policy
+    chat: Chat
+    task: Task
+    envs: EnvironmentFactory
+    observer: Observer
+
+
+async def play(admission: Admission, parts: Parts) -> Trajectory:
+    """Play one episode to its end. Failures are recorded in the trajectory, never raised.
+
+    Whatever happens, also when the caller is cancelled, the environment is closed first.
+    """
+    trajectory = Trajectory(admission, TokenSequence(()), opening=())
+    seconds = admission.group.budget.deadline
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            trajectory.stop = await _borrow_and_play(trajectory, parts)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        _fail(trajectory, Stop.TIMEOUT, f"not finished within budget.deadline = {seconds:g} s")
+    except (EnvironmentFault, InfrastructureFailure) as error:
+        _fail(trajectory, Stop.ENV_FAILURE, str(error))
+    except PolicyFailure as error:
+        _fail(trajectory, Stop.POLICY_FAILURE, str(error))
+        trajectory.permanent = error.permanent
+    except RefusedTrajectory as error:
+        _fail(trajectory, Stop.POLICY_FAILURE, str(error))
+        trajectory.refusal = error.reason
+    trajectory.reward = _reward(trajectory, parts.task)
+    _report(trajectory, parts.observer)
+    return trajectory
+
+
+async def _borrow_and_play(trajectory: Trajectory, parts: Parts) -> Stop:
+    environment = await parts.envs.open()
+    try:
+        return await _turns(trajectory, environment, parts)
+    finally:
+        await finish(environment.close())
+
+
+async def _turns(trajectory: Trajectory, environment: Environment, parts: Parts) -> Stop:
+    admission = trajectory.admission
+    group, budget, chat, task = admission.group, admission.group.budget, parts.chat, parts.task
+
+    observation = await environment.reset(group.task, admission.member)
+    trajectory.opening = task.messages(group.task, observation)
+    trajectory.tokens = tokens = TokenSequence(chat.prompt(trajectory.opening, task.tools))
+
+    for turn in range(budget.max_turns):
+        room, binding = _room(budget, len(tokens))
+        if room < 1:
+            return binding
+        request = SampleRequest(
+            policy=group.policy,
+            tokens=tokens.ids,
+            max_tokens=room,
+            stop_ids=chat.stop_ids,
+            seed=admission.seed(turn),
+            sampling=group.sampling,
+        )
+        try:
+            sample = await parts.policy.sample(request)
+        except ContextOverflow:
+            return Stop.CONTEXT
+        tokens.append_sampled(sample, group.policy)
+        said = chat.read(sample.tokens, task.tools)
+        parts.observer(TurnSampled(group.group, admission.member, turn, len(sample.tokens)))
+
+        # 1. and 2.
+        cut = sample.stop_reason == "length"
+        if cut or not said.calls:
+            trajectory.turns.append(Turn(said.text, len(sample.tokens), ()))
+            return binding if cut else Stop.ANSWER
+        # 3.
+        calls = await _execute(said, environment)
+        trajectory.turns.append(Turn(said.text, len(sample.tokens), calls))
+        # 4.
+        if calls[-1].done:
+            return Stop.DONE
+        # 5.
+        if turn + 1 == budget.max_turns:
+            return Stop.MAX_TURNS
+        # 6.
+        bridge = chat.bridge(sample.tokens, _answers(calls))
+        room, binding = _room(budget, len(tokens) + len(bridge))
+        if room < 1:
+            return binding
+        # 7.
+        tokens.append_bridge(bridge)
+    return Stop.MAX_TURNS
+
+
+def _room(budget: Budget, used: int) -> tuple[int, Stop]:
+    """How many tokens the next turn may sample, and the limit that says so."""
+    return min(
+        (budget.turn_tokens, Stop.TURN_TOKENS),
+        (budget.trajectory_tokens - used, Stop.TRAJECTORY_TOKENS),
+        (budget.context - used, Stop.CONTEXT),
+        key=lambda limit: limit[0],
+    )
+
+
+async def _execute(said: AssistantTurn, environment: Environment) -> tuple[CallRecord, ...]:
+    """Execute a turn's calls in order; nothing after the call that ends the episode."""
+    records: list[CallRecord] = []
+    for call in said.calls:
+        if call.error is not None:
+            records.append(CallRecord(call.name, call.error, 0.0, done=False, error=True))
+            continue
+        try:
+            outcome = await environment.step(call)
+        except ToolError as refused:
+            records.append(CallRecord(call.name, str(refused), 0.0, done=False, error=True))
+            continue
+        records.append(
+            CallRecord(call.name, outcome.text, outcome.reward, outcome.done, error=False)
+        )
+        if outcome.done:
+            break
+    return tuple(records)
+
+
+def _answers(calls: Sequence[CallRecord]) -> list[Message]:
+    return [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
+
+
+def _fail(trajectory: Trajectory, stop: Stop, failure: str) -> None:
+    trajectory.stop = stop
+    trajectory.failure = failure
+
+
+def _reward(trajectory: Trajectory, task: Task) -> float | None:
+    if trajectory.stop in FAILED:
+        return None
+    if trajectory.stop is not Stop.DONE:
+        return task.unfinished_reward
+    return sum(call.reward for turn in trajectory.turns for call in turn.calls)
+
+
+def _report(trajectory: Trajectory, observer: Observer) -> None:
+    observer(
+        MemberFinished(
+            group=trajectory.admission.group.group,
+            member=trajectory.admission.member,
+            stop=trajectory.stop,
+            reward=trajectory.reward,
+            turns=len(trajectory.turns),
+            tokens=len(trajectory.tokens),
+            tool_errors=trajectory.tool_errors,
+            failure=trajectory.failure,
+        )
+    )

@@ -1,0 +1,141 @@
+"""Token truth: one append-only sequence of spans, checked as it grows.
+
+A trajectory's tokens are a **prompt** span, then **sampled** and **bridge** spans in turn. A
+sampled span holds exactly the ids and logprobs that the server returned; a bridge holds what
+the template puts between two turns. Nothing is ever removed, replaced or re-encoded, so what is
+trained is what was sampled.
+
+Rules, each checked when a span is appended (DESIGN: nothing is invented):
+
+- every sampled token has exactly one finite logprob ≤ `LOGPROB_ALLOWANCE`; no other token has one;
+- the server's echo of the context, where there is one, equals what was sent plus what was sampled;
+- the weights that the server says it used are the policy that was asked for.
+
+Storage is 4 bytes an id plus 4 bytes a logprob of a sampled token.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mtrl_cli.rollout.ports import RefusedTrajectory, Sample
+
+LOGPROB_ALLOWANCE = 1e-5
+"""A certain token's logprob may come out this much above 0 in single precision."""
+
+
+class SpanKind(StrEnum):
+    PROMPT = "prompt"
+    SAMPLED = "sampled"
+    BRIDGE = "bridge"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens ``start`` to ``end`` (exclusive) of a trajectory."""
+
+    kind: SpanKind
+    start: int
+    end: int
+
+
+class TokenSequence:
+    """The tokens of one trajectory."""
+
+    __slots__ = ("_ids", "_logprobs", "_spans")
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._ids = array("i", prompt)
+        self._logprobs = array("f")
+        self._spans = [Span(SpanKind.PROMPT, 0, len(self._ids))]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> "array[int]":
+        """All token ids, int32 [T]. Not to be changed."""
+        return self._ids
+
+    @property
+    def sampled_logprobs(self) -> "array[float]":
+        """The logprobs of the sampled tokens, float32 [number of sampled tokens], in order."""
+        return self._logprobs
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        return tuple(self._spans)
+
+    @property
+    def sampled_count(self) -> int:
+        return len(self._logprobs)
+
+    def sampled_spans(self) -> Iterator[tuple[Span, int]]:
+        """Each sampled span, with the index of its first logprob in `sampled_logprobs`."""
+        offset = 0
+        for span in self._spans:
+            if span.kind is SpanKind.SAMPLED:
+                yield span, offset
+                offset += span.end - span.start
+
+    def append_sampled(self, sample: Sample, policy: str) -> None:
+        """Append a turn as the server returned it; ``policy`` is the URI that was asked for.
+
+        Raises:
+            RefusedTrajectory: one of the rules does not hold. The sequence is unchanged.
+        """
+        _check_policy(sample, policy)
+        _check_logprobs(sample)
+        if sample.echo is not None:
+            _check_echo(sample.echo, self._ids, sample.tokens)
+        self._append(SpanKind.SAMPLED, sample.tokens)
+        self._logprobs.extend(sample.logprobs)
+
+    def append_bridge(self, ids: Sequence[int]) -> None:
+        """Append what the template inserts between two turns: mask 0, no logprob."""
+        self._append(SpanKind.BRIDGE, ids)
+
+    def _append(self, kind: SpanKind, ids: Sequence[int]) -> None:
+        start = len(self._ids)
+        self._ids.extend(ids)
+        self._spans.append(Span(kind, start, len(self._ids)))
+
+
+def _check_policy(sample: Sample, policy: str) -> None:
+    if sample.policy is not None and sample.policy != policy:
+        raise RefusedTrajectory(
+            "policy_mismatch", f"asked for policy {policy}, but the server sampled {sample.policy}"
+        )
+
+
+def _check_logprobs(sample: Sample) -> None:
+    if len(sample.logprobs) != len(sample.tokens):
+        raise RefusedTrajectory(
+            "bad_logprobs",
+            f"the server returned {len(sample.tokens)} tokens and {len(sample.logprobs)} logprobs",
+        )
+    for position, logprob in enumerate(sample.logprobs):
+        if not (math.isfinite(logprob) and logprob <= LOGPROB_ALLOWANCE):
+            raise RefusedTrajectory(
+                "bad_logprobs",
+                f"logprob {logprob} of sampled token {position} is not finite and ≤ 0",
+            )
+
+
+def _check_echo(echo: Sequence[int], sent: Sequence[int], sampled: Sequence[int]) -> None:
+    """DivergentEncoding: the server continued another context than the one it was sent."""
+    expected = [*sent, *sampled]
+    if len(echo) != len(expected):
+        raise RefusedTrajectory(
+            "divergent",
+            f"DivergentEncoding: sent and sampled {len(expected)} tokens, the server echoes "
+            f"{len(echo)}",
+        )
+    for position, (theirs, ours) in enumerate(zip(echo, expected, strict=True)):
+        if theirs != ours:
+            raise RefusedTrajectory(
+                "divergent",
+                f"DivergentEncoding: token {position} is {ours}, the server echoes {theirs}",
+            )

@@ -1,0 +1,1 @@
+"""Run folders: their files, and who writes them."""

@@ -1,0 +1,73 @@
+"""Writing a run's files: whole documents by replacement, records by appending.
+
+A document (`write_document`) is written beside its name, fsynced and renamed, so that a reader
+sees the old one or the new one. A record file (`RecordFile`) is appended line by line; a torn
+last line, left by a kill in the middle of a write, is cut off when the file is opened again.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_document(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text``, atomically and durably."""
+    beside = path.with_name(path.name + ".tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    _sync_folder(path.parent)
+
+
+class RecordFile:
+    """An append-only file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _cut_torn_line(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Write one record and flush it; ``durable`` also waits for the disk.
+
+        Raises:
+            ValueError: a value is NaN or infinite, which JSON does not have.
+        """
+        self._file.write(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+        if durable:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole records of a file; a torn last line is not one."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole != len(data):
+        os.truncate(path, whole)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

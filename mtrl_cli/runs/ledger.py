@@ -1,0 +1,69 @@
+"""The ledger: every borrow and every training call of a run, intent before deed.
+
+Each line of ``ledger.jsonl`` moves one entry, named by its ``key``, to its next state:
+
+- a **call** (training call): intent → accepted (with the server's request id) → done, refused
+  (surely not executed) or unknown (it may have been);
+- a **borrow** (server-side model, child process, …): requested → held (with the id it has where
+  it lives) → returning → released or quarantined.
+
+Intents and outcomes of training calls are on disk (fsync) before the next thing happens, so that
+whoever reads the ledger after a kill knows more than the run did. Borrows are flushed.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.runs.files import RecordFile, read_records
+
+CALL_OUTCOMES = ("done", "refused", "unknown")
+BORROW_ENDS = ("released", "quarantined")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Where one entry stands. ``facts`` are all facts recorded about it, newest last."""
+
+    key: str
+    entry: str
+    """``call`` or ``borrow``."""
+    state: str
+    facts: dict[str, Any]
+
+    @property
+    def open(self) -> bool:
+        return self.state not in (*CALL_OUTCOMES, *BORROW_ENDS)
+
+
+class Ledger:
+    """The writing side, owned by the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordFile(path)
+
+    def call(self, key: str, state: str, **facts: Any) -> None:
+        self._file.append(_line("call", key, state, facts), durable=True)
+
+    def borrow(self, key: str, state: str, **facts: Any) -> None:
+        self._file.append(_line("borrow", key, state, facts))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_ledger(path: Path) -> Iterator[LedgerEntry]:
+    """Every entry in its latest state, in the order in which they began."""
+    entries: dict[str, LedgerEntry] = {}
+    for line in read_records(path):
+        key = line.pop("key")
+        known = entries[key].facts if key in entries else {}
+        state, entry = line.pop("state"), line.pop("entry")
+        entries[key] = LedgerEntry(key, entry, state, {**known, **line})
+    yield from entries.values()
+
+
+def _line(entry: str, key: str, state: str, facts: dict[str, Any]) -> dict[str, Any]:
+    return {"entry": entry, "key": key, "state": state, "time": round(time.time(), 3), **facts}
