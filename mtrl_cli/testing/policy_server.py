@@ -1,0 +1,310 @@
+"""A training service on loopback whose policy is a script, with faults on request.
+
+It speaks the Tinker JSON API over real HTTP, so a client under test meets real sockets, real
+time-outs and real broken connections::
+
+    def sampler(tokens, seed):              # what the policy answers to a context
+        return [5, 7, 2], [-0.1, -0.2, -0.3]
+
+    async with ScriptedPolicyServer(sampler=sampler) as server:
+        server.url                          # "http://127.0.0.1:PORT"
+        server.faults.add("optim_step", faults.drop_reply())
+        server.faults.add("asample", faults.status(503, retry_after=0.1), times=3)
+        ...
+        server.requests("asample")          # every request that arrived, in order
+        server.applied("optim_step")        # how many optimizer steps took effect
+        server.applications()               # which calls took effect, in order
+        server.models                       # models loaded now; [id].steps, [id].accumulated
+        server.snapshots, server.states     # URIs → the step they hold
+
+The sampler gets the whole context and the request's seed, may be async, and returns tokens and
+logprobs; ``max_tokens`` is enforced and the stop reason derived from the request's stop ids. To
+return something a good server never would, return the sequence itself as a mapping, such as
+``{"tokens": [1, 2], "logprobs": [-0.1], "stop_reason": "stop"}``.
+
+Inside a synchronous test, ``with ScriptedPolicyServer(...) as server`` runs it on a thread of
+its own.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from mtrl_cli.testing.faults import Fault, FaultPlan
+from mtrl_cli.testing.scripted_service import (
+    TRAINING,
+    Applied,
+    Model,
+    PromptLogprobs,
+    Sampler,
+    ScriptedService,
+    ServiceError,
+    Trainer,
+)
+
+_DIRECT = (
+    "get_server_capabilities",
+    "create_session",
+    "session_heartbeat",
+    "create_sampling_session",
+    "asample",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as it arrived."""
+
+    endpoint: str
+    body: Mapping[str, Any]
+    raw: bytes
+    headers: Mapping[str, str]
+    at: float
+    """`time.monotonic` of the arrival."""
+
+
+class ScriptedPolicyServer:
+    """See the module's docstring.
+
+    Args:
+        sampler: (context tokens, seed) → (tokens, logprobs), or a raw sequence, or an awaitable.
+        prompt_logprobs: (tokens, policy) → one logprob per token, the first None.
+        trainer: datums as sent → the trainer's logprobs, one list per datum. By default those
+            that were sent, so that trainer and sampler agree.
+        models: names of the base models it offers.
+        api_key: the key it insists on; None takes any.
+        context: the window; a longer request gets a 400 that says so.
+        dedupes: a training call with a known sequence id is not executed again.
+        reports_weights: samples carry the URI of the weights.
+        sample_seconds: how long one sample takes.
+        training_seconds: how long one training call takes; they run one at a time.
+        poll_seconds: how long a poll waits before it answers ``try_again``.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler = lambda tokens, seed: ([2], [-0.5]),
+        prompt_logprobs: PromptLogprobs | None = None,
+        trainer: Trainer | None = None,
+        models: Sequence[str] = ("scripted",),
+        api_key: str | None = None,
+        context: int | None = None,
+        dedupes: bool = True,
+        reports_weights: bool = True,
+        sample_seconds: float = 0.0,
+        training_seconds: float = 0.0,
+        poll_seconds: float = 5.0,
+    ) -> None:
+        self._options: dict[str, Any] = {
+            "sampler": sampler,
+            "prompt_logprobs": prompt_logprobs,
+            "trainer": trainer,
+            "models": models,
+            "context": context,
+            "dedupes": dedupes,
+            "reports_weights": reports_weights,
+            "sample_seconds": sample_seconds,
+            "training_seconds": training_seconds,
+            "poll_seconds": poll_seconds,
+        }
+        self._api_key = api_key
+        self._requests: list[Request] = []
+        self._thread: _ServerThread | None = None
+        self.faults = FaultPlan()
+        self.url = ""
+
+    # What a test looks at.
+
+    def requests(self, endpoint: str | None = None) -> list[Request]:
+        """The requests that arrived, in order; of one endpoint, or all."""
+        return [r for r in self._requests if endpoint is None or r.endpoint == endpoint]
+
+    def applied(self, kind: str | None = None) -> int:
+        """How many training calls took effect; of one endpoint, or all."""
+        return sum(kind is None or call.kind == kind for call in self._service.applied)
+
+    def applications(self) -> list[Applied]:
+        """The training calls that took effect, in order."""
+        return list(self._service.applied)
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        return self._service.models
+
+    @property
+    def snapshots(self) -> Mapping[str, int]:
+        return self._service.snapshots
+
+    @property
+    def states(self) -> Mapping[str, int]:
+        return self._service.states
+
+    @property
+    def samples(self) -> int:
+        """How many turns were sampled."""
+        return self._service.samples
+
+    @property
+    def heartbeats(self) -> int:
+        return self._service.heartbeats.total()
+
+    # Its life.
+
+    async def __aenter__(self) -> "ScriptedPolicyServer":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def __enter__(self) -> "ScriptedPolicyServer":
+        self._thread = _ServerThread(self)
+        self._thread.start_and_wait()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._thread.stop_and_wait()
+            self._thread = None
+
+    async def start(self, port: int = 0) -> None:
+        """Listen. A fixed ``port`` lets a test stop a server and start it again in its place."""
+        if not hasattr(self, "_service"):
+            self._service = ScriptedService(**self._options)
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/api/v1/{endpoint:.+}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", port, backlog=1024).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """Close every connection. What the service knows stays readable."""
+        await self._runner.cleanup()
+        await self._service.close()
+
+    # One request.
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        endpoint = request.match_info["endpoint"]
+        raw = await request.read()
+        body = json.loads(raw) if raw else {}
+        self._requests.append(Request(endpoint, body, raw, dict(request.headers), monotonic()))
+        if self._api_key is not None and request.headers.get("X-API-Key") != self._api_key:
+            return _json(401, {"detail": "Invalid API key"})
+        fault = self.faults.next(endpoint, body)
+        if fault is not None and not fault.executes and fault.kind != "fail":
+            return await self._misbehave(request, fault, _json(200, {}))
+        try:
+            reply = _json(200, await self._execute(endpoint, body, fault))
+        except ServiceError as error:
+            reply = _json(error.status, {"detail": error.detail})
+        if fault is None or fault.kind == "fail":
+            return reply
+        return await self._misbehave(request, fault, reply)
+
+    async def _execute(self, endpoint: str, body: Mapping[str, Any], fault: Fault | None) -> Any:
+        if endpoint in TRAINING:
+            if fault is not None and fault.kind == "fail":
+                return self._service.train(
+                    endpoint, body, failure=fault.error, applied=fault.executes
+                )
+            return self._service.train(endpoint, body)
+        if endpoint == "retrieve_future":
+            return await self._service.retrieve_future(body)
+        if endpoint == "healthz":
+            return {"status": "ok"}
+        if endpoint in _DIRECT:
+            return getattr(self._service, endpoint)(body)
+        raise ServiceError(404, "Not Found")
+
+    async def _misbehave(
+        self, request: web.Request, fault: Fault, reply: web.Response
+    ) -> web.StreamResponse:
+        transport = request.transport
+        assert transport is not None
+        if fault.kind == "delay":
+            await asyncio.sleep(fault.seconds)
+            return reply
+        if fault.kind in ("status", "body"):
+            headers = {"Content-Type": "application/json", **fault.headers}
+            return web.Response(status=fault.status, body=fault.body, headers=headers)
+        if fault.kind == "hang":
+            await asyncio.Event().wait()
+        if fault.kind == "drop":
+            transport.close()
+            return reply
+        whole = _wire(reply)
+        if fault.kind == "cut":
+            transport.write(whole[: whole.index(b"\r\n\r\n") + 4 + fault.status])
+            transport.close()
+            return reply
+        transport.write(whole)  # and a second time by aiohttp
+        return reply
+
+
+def _json(status: int, body: Any) -> web.Response:
+    return web.Response(
+        status=status, body=json.dumps(body).encode(), content_type="application/json"
+    )
+
+
+def _wire(reply: web.Response) -> bytes:
+    body = reply.body
+    assert isinstance(body, bytes)
+    head = f"HTTP/1.1 {reply.status} OK\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class _ServerThread(threading.Thread):
+    """Runs a server on an event loop of its own."""
+
+    def __init__(self, server: ScriptedPolicyServer) -> None:
+        super().__init__(name="scripted-policy-server", daemon=True)
+        self._server = server
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+
+    def start_and_wait(self) -> None:
+        self.start()
+        self._ready.wait(10)
+        if self._error is not None:
+            raise self._error
+
+    def stop_and_wait(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self.join(10)
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = asyncio.Event()
+        try:
+            await self._server.start()
+        except OSError as error:
+            self._error = error
+            self._ready.set()
+            return
+        self._ready.set()
+        await self._end.wait()
+        await self._server.stop()

@@ -1,0 +1,101 @@
+"""The scripted policy server does what its docstring says."""
+
+import httpx
+import pytest
+
+from mtrl_cli.testing import faults
+from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+
+
+def call(server: ScriptedPolicyServer, endpoint: str, body: dict) -> httpx.Response:
+    return httpx.post(f"{server.url}/api/v1/{endpoint}", json=body, trust_env=False, timeout=5)
+
+
+def result(server: ScriptedPolicyServer, endpoint: str, body: dict) -> dict:
+    promise = call(server, endpoint, body).json()
+    return call(server, "retrieve_future", {"request_id": promise["request_id"]}).json()
+
+
+def model_of(server: ScriptedPolicyServer) -> str:
+    session = call(server, "create_session", {}).json()["session_id"]
+    body = {"session_id": session, "model_seq_id": 0, "base_model": "scripted"}
+    return result(server, "create_model", body)["model_id"]
+
+
+def step(model: str, seq: int) -> dict:
+    return {"model_id": model, "seq_id": seq, "adam_params": {"learning_rate": 0.1}}
+
+
+def test_samples_with_the_context_and_the_seed():
+    seen = []
+
+    def sampler(tokens, seed):
+        seen.append((tokens, seed))
+        return [7, 8, 2, 9], [-0.1, -0.2, -0.3, -0.4]
+
+    with ScriptedPolicyServer(sampler=sampler) as server:
+        session = call(server, "create_session", {}).json()["session_id"]
+        sampling = call(
+            server, "create_sampling_session", {"session_id": session, "base_model": "scripted"}
+        ).json()["sampling_session_id"]
+        got = result(
+            server,
+            "asample",
+            {
+                "sampling_session_id": sampling,
+                "prompt": {"chunks": [{"tokens": [1, 2]}, {"tokens": [3]}]},
+                "sampling_params": {"max_tokens": 3, "seed": 11, "stop": [2]},
+            },
+        )
+    assert seen == [([1, 2, 3], 11)]
+    assert got["sequences"] == [
+        {"stop_reason": "stop", "tokens": [7, 8, 2], "logprobs": [-0.1, -0.2, -0.3]}
+    ]
+    assert got["weights"] == "scripted://base/scripted"
+
+
+def test_counts_what_took_effect_not_what_was_answered():
+    with ScriptedPolicyServer() as server:
+        model = model_of(server)
+        server.faults.add("optim_step", faults.drop_reply())
+        server.faults.add("optim_step", faults.drop_request())
+        for seq in (1, 2):
+            with pytest.raises(httpx.TransportError):
+                call(server, "optim_step", step(model, seq))
+        assert len(server.requests("optim_step")) == 2
+        assert server.applied("optim_step") == 1
+        assert server.models[model].steps == 1
+
+
+@pytest.mark.parametrize(("dedupes", "applied"), [(True, 1), (False, 2)])
+def test_a_known_sequence_id(dedupes, applied):
+    with ScriptedPolicyServer(dedupes=dedupes) as server:
+        model = model_of(server)
+        result(server, "optim_step", step(model, 1))
+        result(server, "optim_step", step(model, 1))
+        assert server.applied("optim_step") == applied
+
+
+def test_faults_can_be_skipped_matched_and_repeated():
+    with ScriptedPolicyServer() as server:
+        server.faults.add("create_session", faults.status(503, "busy"), times=2, skip=1)
+        codes = [call(server, "create_session", {}).status_code for _ in range(4)]
+        server.faults.add(
+            "create_session", faults.status(418), match=lambda body: body.get("tea") is True
+        )
+        coffee = call(server, "create_session", {}).status_code
+        tea = call(server, "create_session", {"tea": True}).status_code
+    assert codes == [200, 503, 503, 200]
+    assert (coffee, tea) == (200, 418)
+
+
+async def test_runs_inside_an_event_loop_and_comes_back_on_the_same_port():
+    server = ScriptedPolicyServer(api_key="right")
+    await server.start()
+    port = int(server.url.rsplit(":", 1)[1])
+    await server.stop()
+    await server.start(port)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        reply = await client.post(f"{server.url}/api/v1/create_session", json={})
+    await server.stop()
+    assert reply.status_code == 401
