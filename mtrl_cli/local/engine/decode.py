@@ -1,0 +1,207 @@
+"""Decoding: all requests on one set of weights advance together by one token.
+
+A request occupies a slot (row). It attends to
+
+- *pages*: the prompt's full blocks but the last ``OWN`` ones. Requests that begin alike share
+  them, so rows with the same page go through one product in tiles of 8 rows;
+- its *tail*: the prompt's last blocks, copied, and the tokens sampled since, in chunks of 32.
+
+Which keys are page and which are tail follows from the prompt alone, every product is formed in
+tiles of constant shape, and sums over keys run page by page and chunk by chunk in order. So
+neither the number of rows in flight, nor the slot, nor the company changes a bit of a row's
+logits.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mtrl_cli.local.engine.blocks import BLOCK, Block, stacked
+from mtrl_cli.local.engine.ops import norm, rope_table, rotate
+from mtrl_cli.local.engine.types import Array, Shape, Weights
+
+OWN = 1
+"""Full blocks at the prompt's end that are copied to the tail: most often nobody shares them."""
+ROW_TILE = 16
+PAGE_TILE = 8
+
+
+class DecodeBatch:
+    """The rows in flight on one set of weights."""
+
+    def __init__(self, shape: Shape, weights: Weights, max_rows: int) -> None:
+        self._shape, self._weights = shape, weights
+        self._size = -(-max_rows // ROW_TILE) * ROW_TILE
+        self._pages: list[tuple[Block, ...] | None] = [None] * self._size
+        self._groups: list[_PageGroups] | None = None
+        self._position = np.zeros(self._size, np.intp)
+        self._filled = np.zeros(self._size, np.intp)
+        s = shape
+        self._keys = np.zeros((s.layers, 0, self._size, s.heads, s.head, BLOCK), np.float32)
+        self._values = np.zeros((s.layers, 0, self._size, s.heads, BLOCK, s.head), np.float32)
+
+    def occupy(self, path: Sequence[Block]) -> int:
+        """Take the lowest free slot for a prompt whose blocks are computed; returns it."""
+        slot = self._pages.index(None)
+        full = len(path) - (not path[-1].full)
+        pages = max(0, full - OWN)
+        own = path[pages:]
+        self._grow(len(own))
+        for chunk, block in enumerate(own):
+            self._keys[:, chunk, slot] = block.keys
+            self._values[:, chunk, slot] = block.values
+        self._pages[slot] = tuple(path[:pages])
+        self._filled[slot] = sum(len(block.tokens) for block in own)
+        self._position[slot] = pages * BLOCK + self._filled[slot]
+        self._groups = None
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Free a slot."""
+        self._pages[slot] = None
+        self._filled[slot] = self._position[slot] = 0
+        self._groups = None
+
+    def advance(self, tokens: Array) -> Array:
+        """Feed ``tokens`` (int [size], one a slot); returns the normed outputs [rows, width].
+
+        Covers all slots up to the highest one occupied; free slots in between compute garbage.
+        """
+        s, w = self._shape, self._weights
+        rows = self._rows()
+        self._grow(int(self._filled[:rows].max()) // BLOCK + 1)
+        groups = self._page_groups(rows)
+        chunk, place = np.divmod(self._filled[:rows], BLOCK)
+        every = np.arange(rows)
+        cos, sin = (table[self._position[:rows], None] for table in rope_table(s))
+        x = w["embed"][tokens[:rows]]
+        for layer in range(s.layers):
+            qkv = self._tiled(norm(x)[0], w[f"layer{layer}.qkv"])
+            query, key, value = qkv.reshape(rows, 3, s.heads, s.head).transpose(1, 0, 2, 3)
+            query = rotate(query, cos, sin)
+            query *= np.float32(s.head**-0.5)
+            self._keys[layer, chunk, every, :, :, place] = rotate(key, cos, sin)
+            self._values[layer, chunk, every, :, place] = value
+            x = x + self._tiled(self._attend(query, groups, layer), w[f"layer{layer}.out"])
+            hidden = self._tiled(norm(x)[0], w[f"layer{layer}.up"])
+            np.maximum(hidden, 0, out=hidden)
+            hidden *= hidden
+            x += self._tiled(hidden, w[f"layer{layer}.down"])
+        used = [slot for slot in range(rows) if self._pages[slot] is not None]
+        self._filled[used] += 1
+        self._position[used] += 1
+        return norm(x)[0]
+
+    def _rows(self) -> int:
+        """Slots to compute: up to the highest occupied, rounded up to whole tiles."""
+        top = max(slot for slot, pages in enumerate(self._pages) if pages is not None)
+        return (top // ROW_TILE + 1) * ROW_TILE
+
+    @staticmethod
+    def _tiled(x: Array, matrix: Array) -> Array:
+        """x @ matrix, in tiles of ROW_TILE rows."""
+        tiles = x.reshape(-1, ROW_TILE, x.shape[-1]) @ matrix
+        return np.asarray(tiles.reshape(len(x), -1))
+
+    def _attend(self, query: Array, groups: list["_PageGroups"], layer: int) -> Array:
+        """Attention of ``query`` [rows, heads, head]; returns [rows, width]."""
+        rows, heads, width = query.shape
+        depth, chunks = len(groups), self._keys.shape[1]
+        scores = np.empty((depth + chunks, rows, heads, BLOCK), np.float32)
+        for page, group in enumerate(groups):
+            group.scores(query, layer, scores[page])
+        for chunk in range(chunks):
+            np.matmul(
+                query[:, :, None], self._keys[layer, chunk, :rows],
+                out=scores[depth + chunk][:, :, None],
+            )  # fmt: skip
+        # The token being fed is in the tail already, hence <=.
+        order = np.arange(chunks * BLOCK).reshape(chunks, 1, BLOCK)
+        empty = order > self._filled[:rows, None]
+        np.copyto(scores[depth:], -np.inf, where=empty[:, :, None])
+        scores -= scores.max((0, 3))[None, ..., None]
+        np.exp(scores, out=scores)
+        mixed = np.zeros((rows, heads, width), np.float32)
+        for page, group in enumerate(groups):
+            group.mix(scores[page], layer, mixed)
+        for chunk in range(chunks):
+            mixed += (scores[depth + chunk][:, :, None] @ self._values[layer, chunk, :rows])[
+                :, :, 0
+            ]
+        mixed /= scores.sum(-1).sum(0)[..., None]
+        return mixed.reshape(rows, heads * width)
+
+    def _page_groups(self, rows: int) -> list["_PageGroups"]:
+        if self._groups is None or self._groups and self._groups[0].rows != rows:
+            held = [pages or () for pages in self._pages[:rows]]
+            deepest = max(len(pages) for pages in held)
+            self._groups = [_PageGroups(held, depth) for depth in range(deepest)]
+        return self._groups
+
+    def _grow(self, chunks: int) -> None:
+        """Make room for ``chunks`` chunks in every slot's tail."""
+        missing = chunks - self._keys.shape[1]
+        if missing > 0:
+            pad = [(0, 0), (0, missing), *[(0, 0)] * 4]
+            self._keys = np.pad(self._keys, pad)
+            self._values = np.pad(self._values, pad)
+
+
+class _PageGroups:
+    """The rows that have a page at one depth, grouped by page in tiles of PAGE_TILE rows."""
+
+    def __init__(self, held: Sequence[tuple[Block, ...]], depth: int) -> None:
+        self.rows = len(held)
+        by_page: dict[Block, list[int]] = {}
+        for row, pages in enumerate(held):
+            if depth < len(pages):
+                by_page.setdefault(pages[depth], []).append(row)
+        self._absent = np.array([depth >= len(pages) for pages in held])
+        self._alone = next(iter(by_page)) if len(by_page) == 1 else None
+        tiles: list[list[int]] = []
+        self._tile_pages: list[Block] = []
+        for page, rows in by_page.items():
+            for start in range(0, len(rows), PAGE_TILE):
+                tiles.append(rows[start : start + PAGE_TILE])
+                self._tile_pages.append(page)
+        # A tile that is not full repeats its first row; only true rows are read back.
+        self._gather = np.array([(t + [t[0]] * PAGE_TILE)[:PAGE_TILE] for t in tiles]).ravel()
+        self._true = np.concatenate(
+            [PAGE_TILE * n + np.arange(len(tile)) for n, tile in enumerate(tiles)]
+        )
+        self._target = self._gather[self._true]
+        self._stacks: dict[tuple[int, str], Array] = {}
+
+    def scores(self, query: Array, layer: int, out: Array) -> None:
+        """Write ``query`` . keys to ``out`` [rows, heads, BLOCK]; -inf where there is no page."""
+        if self._alone is not None:
+            np.matmul(_tiles(query), self._alone.keys[layer], out=_tiles(out))
+            out[self._absent] = -np.inf
+            return
+        found = np.empty((len(self._gather), *out.shape[1:]), np.float32)
+        np.matmul(_tiles(query[self._gather]), self._stack(layer, "keys"), out=_tiles(found))
+        out[...] = -np.inf
+        out[self._target] = found[self._true]
+
+    def mix(self, weights: Array, layer: int, out: Array) -> None:
+        """Add ``weights`` @ values to ``out`` [rows, heads, head]."""
+        part = np.empty((len(self._gather), *out.shape[1:]), np.float32)
+        if self._alone is not None:
+            part = np.empty_like(out)
+            np.matmul(_tiles(weights), self._alone.values[layer], out=_tiles(part))
+            out += part
+            return
+        np.matmul(_tiles(weights[self._gather]), self._stack(layer, "values"), out=_tiles(part))
+        out[self._target] += part[self._true]
+
+    def _stack(self, layer: int, what: str) -> Array:
+        key = (layer, what)
+        if key not in self._stacks:
+            self._stacks[key] = stacked(self._tile_pages, layer, what)
+        return self._stacks[key]
+
+
+def _tiles(rows: Array) -> Array:
+    """[rows, heads, n] seen as [rows / PAGE_TILE, heads, PAGE_TILE, n], without a copy."""
+    count, heads, width = rows.shape
+    return rows.reshape(count // PAGE_TILE, PAGE_TILE, heads, width).transpose(0, 2, 1, 3)

@@ -1,0 +1,126 @@
+"""Prompt blocks through the transformer: keys and values, and logits where they are asked for.
+
+Everything is a stack of equal tiles: 32 positions of one block as rows of every product, 32 keys
+of one block as columns of every score matrix. A tile's product is always the same BLAS call with
+the same shapes, so its bits depend on the block and its predecessors only, and not on how many
+other blocks happen to be computed beside it. Sums over keys are formed block by block, in order;
+a block that one tile attends to and another does not adds exact zeros to the latter.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mtrl_cli.local.engine.blocks import BLOCK, Block, stacked
+from mtrl_cli.local.engine.ops import log_normalizer, norm, rope_table, rotate
+from mtrl_cli.local.engine.types import Array, Shape, Weights
+
+BLOCKS_AT_ONCE = 16
+HEAD_TILE = 16
+_FUTURE = np.triu(np.full((BLOCK, BLOCK), -np.inf, np.float32), 1)
+
+
+def compute(
+    shape: Shape, weights: Weights, blocks: Sequence[Block], final: set[Block]
+) -> None:
+    """Fill in ``blocks`` (predecessors before successors); ``final`` also get their output."""
+    for start in range(0, len(blocks), BLOCKS_AT_ONCE):
+        _compute(shape, weights, blocks[start : start + BLOCKS_AT_ONCE], final)
+
+
+def _compute(
+    shape: Shape, weights: Weights, blocks: Sequence[Block], final: set[Block]
+) -> None:
+    tokens = np.zeros((len(blocks), BLOCK), np.intp)
+    for row, block in zip(tokens, blocks, strict=True):
+        row[: len(block.tokens)] = block.tokens
+    x = weights["embed"][tokens]
+    cos, sin = (
+        np.stack([table[b.depth * BLOCK : (b.depth + 1) * BLOCK] for b in blocks])[:, None]
+        for table in _tables(shape)
+    )
+    for layer in range(shape.layers):
+        qkv = norm(x)[0] @ weights[f"layer{layer}.qkv"]
+        split = qkv.reshape(len(blocks), BLOCK, 3, shape.heads, shape.head)
+        query, key, value = split.transpose(2, 0, 3, 1, 4)
+        key = rotate(key, cos, sin)
+        for n, block in enumerate(blocks):
+            block.keys[layer] = key[n].swapaxes(1, 2)
+            block.values[layer] = value[n]
+        if layer == shape.layers - 1:
+            # Above the last keys and values only blocks whose output is wanted go on.
+            chosen = [n for n, block in enumerate(blocks) if block in final]
+            if not chosen:
+                return
+            blocks = [blocks[n] for n in chosen]
+            x, query, cos, sin = x[chosen], query[chosen], cos[chosen], sin[chosen]
+        query = rotate(query, cos, sin)
+        query *= np.float32(shape.head**-0.5)
+        mixed = _attend(query, blocks, layer).transpose(0, 2, 1, 3).reshape(x.shape)
+        x = x + mixed @ weights[f"layer{layer}.out"]
+        hidden = norm(x)[0] @ weights[f"layer{layer}.up"]
+        np.maximum(hidden, 0, out=hidden)
+        hidden *= hidden
+        x += hidden @ weights[f"layer{layer}.down"]
+    for block, output in zip(blocks, norm(x)[0], strict=True):
+        block.final = output
+
+
+def _tables(shape: Shape) -> tuple[Array, Array]:
+    """RoPE tables whose length is a multiple of BLOCK."""
+    cos, sin = rope_table(shape)
+    missing = -len(cos) % BLOCK
+    if not missing:
+        return cos, sin
+    pad = ((0, missing), (0, 0))
+    return np.pad(cos, pad), np.pad(sin, pad)
+
+
+def _attend(query: Array, blocks: Sequence[Block], layer: int) -> Array:
+    """Attention of ``query`` [blocks, heads, BLOCK, head] to predecessors and own block."""
+    deepest = max(block.depth for block in blocks)
+    scores = np.full((deepest + 1, *query.shape[:3], BLOCK), -np.inf, np.float32)
+    reach = [[n for n, b in enumerate(blocks) if b.depth > depth] for depth in range(deepest)]
+    pages = [[blocks[n].before[depth] for n in rows] for depth, rows in enumerate(reach)]
+    for depth, rows in enumerate(reach):
+        scores[depth, rows] = query[rows] @ stacked(pages[depth], layer, "keys")
+    scores[deepest] = query @ np.stack([block.keys[layer] for block in blocks])
+    scores[deepest] += _FUTURE
+    scores -= scores.max((0, 4))[None, ..., None]
+    np.exp(scores, out=scores)
+    mixed = np.zeros_like(query, order="C")
+    for depth, rows in enumerate(reach):
+        mixed[rows] += scores[depth, rows] @ stacked(pages[depth], layer, "values")
+    mixed += scores[deepest] @ np.stack([block.values[layer] for block in blocks])
+    mixed /= scores.sum(-1).sum(0)[..., None]
+    return mixed
+
+
+def score(weights: Weights, blocks: Sequence[Block]) -> None:
+    """Fill in ``inner`` and ``after`` of ``blocks``, whose ``final`` must be there."""
+    for block in blocks:
+        assert block.final is not None
+        logits = block.final @ weights["embed"].T
+        logits -= log_normalizer(logits)
+        last = len(block.tokens) - 1
+        block.inner = logits[np.arange(last), block.tokens[1:]]
+        block.after = logits[last].copy()
+
+
+def prompt_logprobs(path: Sequence[Block]) -> list[float | None]:
+    """Logprob of each token of a scored path; None for the first."""
+    found: list[float | None] = [None]
+    for block, following in zip(path, [*path[1:], None], strict=True):
+        assert block.inner is not None and block.after is not None
+        found.extend(block.inner.tolist())
+        if following is not None:
+            found.append(float(block.after[following.tokens[0]]))
+    return found
+
+
+def logits(weights: Weights, output: Array) -> Array:
+    """Logits [n, vocab] of ``output`` [n, width], formed in tiles of HEAD_TILE rows."""
+    count = len(output)
+    tiles = np.zeros((-(-count // HEAD_TILE), HEAD_TILE, output.shape[-1]), np.float32)
+    tiles.reshape(-1, output.shape[-1])[:count] = output
+    return np.asarray((tiles @ weights["embed"].T).reshape(-1, len(weights["embed"]))[:count])
