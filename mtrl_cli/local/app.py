@@ -1,0 +1,304 @@
+"""The HTTP side: paths to calls, answers to bodies, reasons to statuses.
+
+aiohttp's low-level server with a table of our own: a request costs one dictionary look-up here
+and no router, middleware or signal. Every body in and out passes through the codec. A refused
+request is `{"detail": reason}` with its status; nothing it asked for has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, unquote
+
+from aiohttp import web
+
+from mtrl_cli.local import codec, listing
+from mtrl_cli.local.errors import RefusedError
+from mtrl_cli.local.service import Service
+from mtrl_cli.local.store import MissingError, Ref, check_name, parse_uri
+from mtrl_cli.local.validate import text
+
+PREFIX = "/api/v1/"
+MAX_BODY = 64 * 2**20
+Body = dict[str, Any]
+Reply = Mapping[str, Any] | bytes
+Post = Callable[[Body, bytes], Awaitable[Reply]]
+
+_T = TypeVar("_T")
+_HEADERS = {"Content-Type": codec.CONTENT_TYPE}
+
+
+class App:
+    def __init__(self, service: Service, api_key: str | None) -> None:
+        self._service = service
+        self._key = None if api_key is None else api_key.encode()
+        self._posts: dict[str, Post] = {
+            PREFIX + name: handler for name, handler in self._table().items()
+        }
+        self._gets: list[tuple[re.Pattern[str], Callable[..., Awaitable[Reply]]]] = [
+            (re.compile(pattern), handler) for pattern, handler in self._get_table()
+        ]
+
+    def server(self) -> web.Server:
+        loop = asyncio.get_running_loop()
+
+        def request(*args: Any) -> web.BaseRequest:
+            message, payload, protocol, writer, task = args
+            return web.BaseRequest(
+                message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY
+            )
+
+        return web.Server(self.handle, request_factory=request, access_log=None)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return _respond(200, await self._answer(request))
+        except RefusedError as refused:
+            return _respond(refused.status, codec.plain({"detail": refused.reason}))
+        except web.HTTPRequestEntityTooLarge:
+            detail = f"body: larger than {MAX_BODY} bytes; send fewer data in one request"
+            return _respond(413, codec.plain({"detail": detail}))
+        except Exception as error:
+            sys.stderr.write(traceback.format_exc())
+            detail = f"{type(error).__name__} in the server: {error}"[:500]
+            return _respond(500, codec.plain({"detail": detail}))
+
+    async def _answer(self, request: web.BaseRequest) -> bytes:
+        path = request.raw_path
+        if self._key is not None and path != PREFIX + "healthz":
+            given = request.headers.get("X-API-Key", "").encode()
+            if not hmac.compare_digest(given, self._key):
+                raise RefusedError(401, "X-API-Key: missing or not the key of this server")
+        if request.method == "POST":
+            reply = await self._post(request, path)
+        else:
+            reply = await self._get(request.method, path)
+        return reply if isinstance(reply, bytes) else codec.plain(reply)
+
+    async def _post(self, request: web.BaseRequest, path: str) -> Reply:
+        handler = self._posts.get(path)
+        if handler is None:
+            match = re.fullmatch(PREFIX + r"sessions/([^/?]+)/finish", path)
+            if match is None:
+                raise RefusedError(404, f"POST {path[:200]}: no such endpoint")
+            handler = partial(self._finish_session, match[1])
+        raw = await request.read()
+        if not request.headers.get("Content-Type", "").startswith(codec.CONTENT_TYPE):
+            raise RefusedError(415, f"Content-Type: expected {codec.CONTENT_TYPE}")
+        return await handler(codec.parse(raw), raw)
+
+    async def _get(self, method: str, path: str) -> Reply:
+        path, _, query = path.partition("?")
+        for pattern, handler in self._gets:
+            match = pattern.fullmatch(f"{method} {path}")
+            if match is not None:
+                return await handler(*(unquote(group) for group in match.groups()), query=query)
+        raise RefusedError(404, f"{method} {path[:200]}: no such endpoint")
+
+    def _table(self) -> dict[str, Post]:
+        return {
+            "retrieve_future": self._retrieve,
+            "asample": self._sample,
+            "forward_backward": partial(self._train, True),
+            "forward": partial(self._train, False),
+            "optim_step": self._optim,
+            "save_weights": partial(self._save, False),
+            "save_weights_for_sampler": partial(self._save, True),
+            "load_weights": self._load,
+            "create_session": self._create_session,
+            "session_heartbeat": self._heartbeat,
+            "create_model": self._create_model,
+            "unload_model": self._unload,
+            "get_info": self._info,
+            "create_sampling_session": self._sampling_session,
+            "weights_info": self._weights_info,
+            "client/config": self._client_config,
+            "telemetry": self._telemetry,
+        }
+
+    def _get_table(self) -> list[tuple[str, Callable[..., Awaitable[Reply]]]]:
+        checkpoint = r"DELETE /api/v1/training_runs/([^/]+)/checkpoints/([^/]+)/(.+)"
+        return [
+            (r"GET /api/v1/healthz", self._healthz),
+            (r"GET /api/v1/get_server_capabilities", self._capabilities),
+            (r"GET /api/v1/debug/counters", self._counters),
+            (r"GET /api/v1/samplers/([^/]+)", self._sampler),
+            (r"GET /api/v1/sessions", self._sessions),
+            (r"GET /api/v1/sessions/([^/]+)", self._session),
+            (r"GET /api/v1/training_runs", self._runs),
+            (r"GET /api/v1/training_runs/([^/]+)", self._run),
+            (r"GET /api/v1/(?:training_runs|models)/([^/]+)/checkpoints", self._checkpoints),
+            (checkpoint, self._delete),
+        ]
+
+    # --- promises
+
+    async def _retrieve(self, body: Body, raw: bytes) -> Reply:
+        request_id = text(body, "request_id")
+        service = self._service
+        answer = await service.promises.retrieve(request_id, service.settings.patience)
+        if answer is None:
+            return {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+        return answer
+
+    async def _sample(self, body: Body, raw: bytes) -> Reply:
+        return _promise(await self._service.sampling.submit(codec.sample(body)))
+
+    async def _train(self, backward: bool, body: Body, raw: bytes) -> Reply:
+        digest = _digest("forward_backward" if backward else "forward", raw)
+        return _promise(self._service.train(codec.train(body, backward), digest))
+
+    async def _optim(self, body: Body, raw: bytes) -> Reply:
+        call = codec.optim_step(body)
+        return _promise(self._service.optim_step(call, _digest("optim_step", raw)))
+
+    async def _save(self, sampler: bool, body: Body, raw: bytes) -> Reply:
+        digest = _digest("save_weights_for_sampler" if sampler else "save_weights", raw)
+        return _promise(await self._service.save(codec.save(body, sampler), digest))
+
+    async def _load(self, body: Body, raw: bytes) -> Reply:
+        call = codec.load_weights(body)
+        return _promise(await self._service.load(call, _digest("load_weights", raw)))
+
+    async def _create_model(self, body: Body, raw: bytes) -> Reply:
+        return self._service.create_model(codec.create_model(body), _digest("create_model", raw))
+
+    async def _unload(self, body: Body, raw: bytes) -> Reply:
+        model_id = text(body, "model_id")
+        request_id = self._service.unload_model(model_id)
+        return {"request_id": request_id, "model_id": model_id}
+
+    # --- answered at once
+
+    async def _create_session(self, body: Body, raw: bytes) -> Reply:
+        session = self._service.create_session()
+        return {"type": "create_session", "session_id": session.id, "info_message": None,
+                "warning_message": None, "error_message": None}
+
+    async def _heartbeat(self, body: Body, raw: bytes) -> Reply:
+        self._service.sessions.touch(text(body, "session_id"))
+        return {"type": "session_heartbeat"}
+
+    async def _finish_session(self, session_id: str, body: Body, raw: bytes) -> Reply:
+        self._service.sessions.touch(session_id)
+        self._service.end_session(session_id, "it was finished")
+        return {"session_id": session_id, "status": "finished"}
+
+    async def _info(self, body: Body, raw: bytes) -> Reply:
+        model = self._service.model(text(body, "model_id"))
+        rank = None if model.lora is None else model.lora.rank
+        return {
+            "type": "get_info",
+            "model_id": model.id,
+            "model_name": model.base_model,
+            "is_lora": model.lora is not None,
+            "lora_rank": rank,
+            "status": "created",
+            "last_seq_id": model.last_seq,
+            "model_data": {
+                "base_model": model.base_model, "model_name": model.base_model,
+                "tokenizer_id": model.base_model, "arch": "mtrl-tiny",
+                "lora_config": None if rank is None else {"rank": rank},
+                "max_context_length": self._service.shape.context,
+            },
+        }
+
+    async def _sampling_session(self, body: Body, raw: bytes) -> Reply:
+        call = codec.sampling_session(body)
+        return await self._service.sampling.open(call, _digest("create_sampling_session", raw))
+
+    async def _weights_info(self, body: Body, raw: bytes) -> Reply:
+        ref = parse_uri(text(body, "tinker_path"), "tinker_path")
+        return listing.weights_info(await self._service.checkpoint_meta(ref))
+
+    async def _client_config(self, body: Body, raw: bytes) -> Reply:
+        return {"pjwt_auth_enabled": False}
+
+    async def _telemetry(self, body: Body, raw: bytes) -> Reply:
+        return {"status": "accepted"}
+
+    # --- GET and DELETE
+
+    async def _healthz(self, query: str) -> Reply:
+        return {"status": "ok"}
+
+    async def _capabilities(self, query: str) -> Reply:
+        return {"supported_models": [{
+            "model_name": self._service.settings.base_model,
+            "max_context_length": self._service.shape.context,
+            "vocab_size": self._service.shape.vocab,
+        }]}
+
+    async def _counters(self, query: str) -> Reply:
+        return self._service.counters()
+
+    async def _sampler(self, sampler_id: str, query: str) -> Reply:
+        sampler = self._service.sampling.find(sampler_id)
+        path = sampler.snapshot.uri if sampler.snapshot.weights_id != "base" else None
+        return {"sampler_id": sampler.id, "base_model": sampler.snapshot.base_model,
+                "model_path": path}
+
+    async def _sessions(self, query: str) -> Reply:
+        return {"sessions": self._service.sessions.ids()}
+
+    async def _session(self, session_id: str, query: str) -> Reply:
+        session = self._service.sessions.touch(session_id)
+        return {"training_run_ids": sorted(session.models),
+                "sampler_ids": sorted(session.samplers)}
+
+    async def _runs(self, query: str) -> Reply:
+        limit, offset = _number(query, "limit", 20, 1000), _number(query, "offset", 0, 2**31)
+        times = {m.id: m.last_request for m in self._service.live_models().values()}
+        return await asyncio.to_thread(
+            listing.training_runs, self._service.store, limit, offset, times
+        )
+
+    async def _run(self, model_id: str, query: str) -> Reply:
+        live = self._service.live_models().get(model_id)
+        last = None if live is None else live.last_request
+        return await _stored(model_id, listing.training_run, self._service.store, model_id, last)
+
+    async def _checkpoints(self, model_id: str, query: str) -> Reply:
+        return await _stored(model_id, listing.checkpoints, self._service.store, model_id)
+
+    async def _delete(self, model_id: str, kind: str, name: str, query: str) -> Reply:
+        ref: Ref = parse_uri(f"tinker://{model_id}/{kind}/{check_name(name)}")
+        await _stored(ref.uri, self._service.store.delete, ref)
+        return {"deleted": ref.uri}
+
+
+async def _stored(name: str, function: Callable[..., _T], *args: Any) -> _T:
+    try:
+        return await asyncio.to_thread(function, *args)
+    except MissingError:
+        raise RefusedError(404, f"{name:.200} is not in the store") from None
+
+
+def _respond(status: int, body: bytes) -> web.Response:
+    headers = _HEADERS if status != 429 else {**_HEADERS, "Retry-After": "1"}
+    return web.Response(status=status, body=body, headers=headers)
+
+
+def _promise(request_id: str) -> bytes:
+    return f'{{"request_id":"{request_id}","future_id":"{request_id}","status":"pending"}}'.encode()
+
+
+def _digest(call: str, raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=16, key=call.encode()).digest()
+
+
+def _number(query: str, key: str, default: int, high: int) -> int:
+    values = parse_qs(query).get(key)
+    if not values:
+        return default
+    if not values[0].isdecimal() or int(values[0]) > high:
+        raise RefusedError(400, f"{key}: expected an integer in 0..{high}")
+    return int(values[0])

@@ -1,0 +1,291 @@
+"""The store on disk: immutable checkpoints in one folder, shared by any number of processes.
+
+    STORE/                                       0700
+      models/MODEL_ID/model.json                 what the model is; its folder's mkdir claims the id
+      models/MODEL_ID/weights/NAME.npz           training state, optionally with the optimizer's
+      models/MODEL_ID/sampler_weights/NAME.npz   sampler snapshot
+      ephemeral/SERVER/NAME.npz                  unnamed snapshots of one server process
+      ephemeral/SERVER.lock                      held by that process while it lives
+
+A file is written beside its place, fsynced, and linked there; the link fails when the name exists,
+so two processes cannot both win. `/` in a checkpoint's name becomes `+` in the file's. The
+metadata is an array inside the file, so that a checkpoint is whole or absent. File names met in
+the folder are untrusted: only those this module could have written are looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrl_cli.local.errors import RefusedError
+
+Kind = Literal["weights", "sampler_weights"]
+Arrays = dict[str, NDArray[Any]]
+KINDS: tuple[Kind, ...] = ("weights", "sampler_weights")
+META = "__meta__"
+
+_MODEL_ID = re.compile(r"model_[0-9a-f]{12}")
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_MAX_NAME = 200
+
+
+def new_model_id() -> str:
+    return f"model_{secrets.token_hex(6)}"
+
+
+class MissingError(Exception):
+    """A checkpoint or model that is not in the store."""
+
+
+class ExistsError(Exception):
+    """A checkpoint that is in the store already."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Where a checkpoint lives; its URI is `tinker://<model_id>/<kind>/<name>`."""
+
+    model_id: str
+    kind: Kind
+    name: str
+
+    @property
+    def uri(self) -> str:
+        return f"tinker://{self.model_id}/{self.kind}/{self.name}"
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+def check_name(name: str, field: str = "path") -> str:
+    if len(name) > _MAX_NAME:
+        raise RefusedError(400, f"{field}: {len(name)} characters; at most {_MAX_NAME} are allowed")
+    if not all(_SEGMENT.fullmatch(part) for part in name.split("/")):
+        raise RefusedError(
+            400,
+            f"{field}: {name!r:.80} is not a checkpoint name; write letters, digits, . _ - in "
+            "parts joined by /, no part beginning with a dot or a dash",
+        )
+    return name
+
+
+def parse_uri(uri: str, field: str = "path") -> Ref:
+    head, _, rest = uri.partition("://")
+    model_id, _, rest = rest.partition("/")
+    kind, _, name = rest.partition("/")
+    if head != "tinker" or kind not in KINDS or not name:
+        raise RefusedError(
+            400,
+            f"{field}: {uri!r:.120} is not a checkpoint's URI; write "
+            "tinker://MODEL_ID/weights/NAME or tinker://MODEL_ID/sampler_weights/NAME",
+        )
+    if not _MODEL_ID.fullmatch(model_id):
+        raise RefusedError(404, f"{field}: {uri!r:.120} names a model that is not in this store")
+    return Ref(model_id, "weights" if kind == "weights" else "sampler_weights",
+               check_name(name, field))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    ref: Ref
+    meta: Mapping[str, Any]
+    size: int
+    time: float
+
+
+class Store:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in (root, root / "models", root / "ephemeral"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.chmod(0o700)
+        self._sweep_dead()
+        server = secrets.token_hex(6)
+        self._lock_path = root / "ephemeral" / f"{server}.lock"
+        self._lock = os.open(self._lock_path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # waits for a sweeper that met the empty file
+        self._ephemeral = root / "ephemeral" / server
+        self._ephemeral.mkdir(mode=0o700)
+
+    def close(self) -> None:
+        shutil.rmtree(self._ephemeral, ignore_errors=True)
+        self._lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _sweep_dead(self) -> None:
+        """Remove the unnamed snapshots of processes that are gone: their lock can be had."""
+        for path in (self.root / "ephemeral").glob("*.lock"):
+            with contextlib.suppress(OSError):
+                handle = os.open(path, os.O_RDWR)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+                    path.unlink()
+                finally:
+                    os.close(handle)
+
+    # --- models
+
+    def new_model(self, model_id: str, record: Mapping[str, Any]) -> None:
+        """Claim a model id on disk (its folder must be new) and write what the model is."""
+        folder = self.root / "models" / model_id
+        folder.mkdir(mode=0o700)
+        data = json.dumps(record, default=str).encode()
+        _write(folder / "model.json", lambda handle: handle.write(data), durable=True)
+
+    def model(self, model_id: str) -> dict[str, Any]:
+        if not _MODEL_ID.fullmatch(model_id):
+            raise MissingError(model_id)
+        try:
+            record = json.loads((self.root / "models" / model_id / "model.json").read_bytes())
+        except (OSError, ValueError):
+            raise MissingError(model_id) from None
+        if not isinstance(record, dict):
+            raise MissingError(model_id)
+        return record
+
+    def models(self) -> list[str]:
+        """Every model id, the newest first."""
+        found: list[tuple[float, str]] = []
+        with os.scandir(self.root / "models") as entries:
+            for entry in entries:
+                if _MODEL_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                    with contextlib.suppress(OSError):
+                        created = (Path(entry.path) / "model.json").stat().st_mtime
+                        found.append((created, entry.name))
+        return [name for _, name in sorted(found, reverse=True)]
+
+    # --- checkpoints
+
+    def _path(self, ref: Ref) -> Path:
+        return self.root / "models" / ref.model_id / ref.kind / (
+            check_name(ref.name).replace("/", "+") + ".npz"
+        )
+
+    def exists(self, ref: Ref) -> bool:
+        return self._path(ref).is_file()
+
+    def save(
+        self, ref: Ref, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any],
+        overwrite: bool = False,
+    ) -> None:
+        path = self._path(ref)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _save_arrays(path, arrays, meta, overwrite)
+
+    def load(self, ref: Ref) -> tuple[Arrays, dict[str, Any]]:
+        return _load_arrays(self._path(ref), ref.uri)
+
+    def meta(self, ref: Ref) -> dict[str, Any]:
+        return _load_meta(self._path(ref), ref.uri)
+
+    def delete(self, ref: Ref) -> None:
+        try:
+            self._path(ref).unlink()
+        except FileNotFoundError:
+            raise MissingError(ref.uri) from None
+
+    def checkpoints(self, model_id: str) -> list[Checkpoint]:
+        """The checkpoints of one model, oldest first; unreadable files are not listed."""
+        found: list[Checkpoint] = []
+        for kind in KINDS:
+            folder = self.root / "models" / model_id / kind
+            for path in folder.glob("*.npz") if _MODEL_ID.fullmatch(model_id) else ():
+                ref = Ref(model_id, kind, path.stem.replace("+", "/"))
+                with contextlib.suppress(MissingError, RefusedError, OSError):
+                    check_name(ref.name)
+                    stat = path.stat()
+                    meta = _load_meta(path, ref.uri)
+                    found.append(Checkpoint(ref, meta, stat.st_size, stat.st_mtime))
+        return sorted(found, key=lambda c: (c.time, c.ref.name))
+
+    # --- unnamed snapshots of this process
+
+    def save_ephemeral(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> str:
+        name = secrets.token_hex(8)
+        _save_arrays(self._ephemeral / f"{name}.npz", arrays, meta, False, durable=False)
+        return name
+
+    def load_ephemeral(self, name: str) -> tuple[Arrays, dict[str, Any]]:
+        return _load_arrays(self._ephemeral / f"{name}.npz", "the unnamed snapshot")
+
+    def delete_ephemeral(self, name: str) -> None:
+        (self._ephemeral / f"{name}.npz").unlink(missing_ok=True)
+
+
+def _save_arrays(
+    path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], overwrite: bool,
+    durable: bool = True,
+) -> None:
+    record = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+    content: dict[str, Any] = {**arrays, META: record}
+    _write(path, lambda handle: np.savez(handle, **content), durable, overwrite)
+
+
+def _write(path: Path, fill: Any, durable: bool, overwrite: bool = False) -> None:
+    """Write beside, fsync, then link (fails when the name exists) or replace."""
+    beside = path.parent / f".{secrets.token_hex(8)}.tmp"
+    try:
+        with beside.open("xb") as handle:
+            fill(handle)
+            handle.flush()
+            if durable:
+                os.fsync(handle.fileno())
+        if overwrite:
+            beside.replace(path)
+        else:
+            try:
+                path.hardlink_to(beside)
+            except FileExistsError:
+                raise ExistsError(str(path)) from None
+    finally:
+        beside.unlink(missing_ok=True)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _load_arrays(path: Path, what: str) -> tuple[Arrays, dict[str, Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files if name != META}
+            return arrays, _meta_of(archive, what)
+    except FileNotFoundError:
+        raise MissingError(what) from None
+    except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise MissingError(f"{what} (unreadable: {error})") from None
+
+
+def _load_meta(path: Path, what: str) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return _meta_of(archive, what)
+    except FileNotFoundError:
+        raise MissingError(what) from None
+    except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise MissingError(f"{what} (unreadable: {error})") from None
+
+
+def _meta_of(archive: Any, what: str) -> dict[str, Any]:
+    meta = json.loads(bytes(archive[META]))
+    if not isinstance(meta, dict):
+        raise MissingError(f"{what} (unreadable metadata)")
+    return meta
