@@ -161,7 +161,6 @@ class TrainConfig:
     lora_rank: int | None = 32
     """Rank of the LoRA adapter; None trains all weights, where the server can."""
     lora_alpha: float = 32.0
-    max_policy_lag: int = 0
     checkpoint_every: int = 25
     """Steps between saved training states; 0 saves none."""
 

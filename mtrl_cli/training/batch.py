@@ -1,0 +1,101 @@
+"""From trainable groups to the arrays that a training call sends.
+
+One datum per trajectory, shifted by one: position i of a datum predicts token i + 1. On the
+positions that predict a sampled token the datum has that token's logprob as it was sampled, and
+its advantage
+
+    a_t = w · (A − β · (logp_t − ref_t))
+
+with A the member's group-relative advantage (rewards are normalised first), β the KL
+coefficient, logp_t the sampler's logprob and ref_t the initial policy's logprob of the same
+token. β · (logp_t − ref_t) is the single-sample estimate of the KL penalty to the initial
+policy, as a per-token reward (RLHF's, arXiv:2203.02155). w is 1 / (number of sampled tokens in
+the batch), which makes the summed loss of the server a mean over trained tokens. Everywhere else
+logprob and advantage are 0, so that nothing but sampled tokens is trained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrl_cli.rollout.tokens import TokenSequence
+from mtrl_cli.rollout.trajectory import Trajectory
+from mtrl_cli.servers.interface import Datum
+from mtrl_cli.training.advantages import AdvantageForm, group_advantages
+from mtrl_cli.training.groups import TrainingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class KlPenalty:
+    """β, and per trajectory the reference logprobs of its sampled tokens, float32 [sampled]."""
+
+    coefficient: float
+    reference: Sequence[NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """``data`` in the order of the batch's trajectories. ``kl`` is the mean of logp − ref over
+    all sampled tokens, None without a reference."""
+
+    data: tuple[Datum, ...]
+    trajectories: tuple[Trajectory, ...]
+    kl: float | None
+
+
+def build_batch(groups: TrainingBatch, form: AdvantageForm, penalty: KlPenalty | None) -> Batch:
+    """Build the datums of a step; members that carry no signal at all are left out.
+
+    A member of a constant-reward group is in the batch only for its KL term.
+    """
+    advantages = [
+        float(advantage)
+        for group in groups.groups
+        for advantage in group_advantages(group.rewards, form)
+    ]
+    members = list(groups.trajectories)
+    trained = sum(member.tokens.sampled_count for member in members)
+    data: list[Datum] = []
+    kept: list[Trajectory] = []
+    divergence = 0.0
+    for index, (member, advantage) in enumerate(zip(members, advantages, strict=True)):
+        logprobs = np.array(member.tokens.sampled_logprobs, dtype=np.float32)
+        values = np.full(logprobs.shape, advantage, dtype=np.float64)
+        if penalty is not None:
+            difference = logprobs.astype(np.float64) - penalty.reference[index]
+            divergence += float(difference.sum())
+            values -= penalty.coefficient * difference
+        if values.any():
+            data.append(_datum(member.tokens, logprobs, (values / trained).astype(np.float32)))
+            kept.append(member)
+    kl = divergence / trained if penalty is not None and trained else None
+    return Batch(tuple(data), tuple(kept), kl)
+
+
+def sampled_positions(tokens: TokenSequence) -> NDArray[np.intp]:
+    """The positions of a datum that predict a sampled token: the token's index minus one."""
+    spans = [np.arange(span.start - 1, span.end - 1) for span, _ in tokens.sampled_spans()]
+    return np.concatenate(spans) if spans else np.empty(0, dtype=np.intp)
+
+
+def _datum(
+    tokens: TokenSequence, logprobs: NDArray[np.float32], advantages: NDArray[np.float32]
+) -> Datum:
+    ids = np.array(tokens.ids, dtype=np.int32)
+    positions = sampled_positions(tokens)
+    return Datum(
+        tokens=ids[:-1],
+        targets=ids[1:],
+        logprobs=_scatter(len(ids) - 1, positions, logprobs),
+        advantages=_scatter(len(ids) - 1, positions, advantages),
+    )
+
+
+def _scatter(
+    length: int, positions: NDArray[np.intp], values: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    full = np.zeros(length, dtype=np.float32)
+    full[positions] = values
+    return full

@@ -1,0 +1,235 @@
+"""The training loop: from complete groups to committed policies.
+
+One step is one pass of `TrainingLoop.run`: sample the step's groups under the current policy,
+keep what can be trained, compute advantages, forward/backward, optimizer step, publish, commit.
+A step consumes its groups whether they were trainable or not; an empty batch sends nothing.
+After a drain request the step in progress is finished, published and committed, and no other
+begins.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.rollout import seeds
+from mtrl_cli.rollout.admission import GroupAdmission
+from mtrl_cli.rollout.client import ClientMultiTurnRollout
+from mtrl_cli.rollout.events import Observer
+from mtrl_cli.rollout.group import Group
+from mtrl_cli.rollout.ports import Task
+from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.stop import StopRequest
+from mtrl_cli.runs.trajectories import write_trajectories
+from mtrl_cli.servers.interface import TrainingService
+from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
+from mtrl_cli.training.evaluation import EvaluationPlan, evaluate, first_failure
+from mtrl_cli.training.events import PhaseStarted, StepFinished
+from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
+from mtrl_cli.training.metrics import rollout_metrics, training_metrics
+from mtrl_cli.training.operations import Operations
+from mtrl_cli.training.plan import TrainingPlan
+from mtrl_cli.training.policy import PolicySnapshot, snapshot_name
+from mtrl_cli.training.reference import reference_logprobs
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a run has consumed so far."""
+
+    steps: int = 0
+    episodes: int = 0
+    sampled_tokens: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def add(self, groups: list[Group], kept: TrainingBatch) -> None:
+        members = [member for group in groups for member in group.members]
+        self.steps += 1
+        self.episodes += len(members)
+        self.sampled_tokens += sum(member.tokens.sampled_count for member in members)
+        for reason, count in kept.skipped.items():
+            self.skipped[reason] = self.skipped.get(reason, 0) + count
+
+
+class TrainingLoop:
+    """Trains one model on one task; see the module's docstring for a step."""
+
+    def __init__(
+        self,
+        *,
+        plan: TrainingPlan,
+        rollout: ClientMultiTurnRollout,
+        task: Task,
+        service: TrainingService,
+        operations: Operations,
+        folder: RunFolder,
+        observer: Observer,
+        stop: StopRequest,
+    ) -> None:
+        self._plan = plan
+        self._rollout = rollout
+        self._task = task
+        self._service = service
+        self._operations = operations
+        self._folder = folder
+        self._observer = observer
+        self._stop = stop
+        self.totals = Totals()
+
+    async def run(self, initial: PolicySnapshot) -> PolicySnapshot:
+        """Train ``plan.steps`` steps, or until a drain is requested; returns the last policy.
+
+        Raises:
+            MtrlError: a training call failed or has an unknown outcome, or no group of a step
+                could be played.
+        """
+        plan, operations, policy = self._plan, self._operations, initial
+        for step in range(plan.steps):
+            if self._stop.draining:
+                break
+            started = time.monotonic()
+            self._observer(PhaseStarted("sampling", step))
+            groups = await self._rollout.run(self._admit(step, policy))
+            sampled = time.monotonic()
+
+            kept = training_groups(groups, self._rules(policy))
+            self._check_alive(groups, kept)
+            penalty = await self._penalty(step, initial, kept)
+            batch = build_batch(kept, plan.advantage, penalty)
+
+            figures = rollout_metrics(groups, kept) | self._kl_figures(step, batch)
+            if batch.data:
+                self._observer(PhaseStarted("training", step))
+                result = await operations.forward_backward(batch.data, plan.loss)
+                optimizer = await operations.optim_step(plan.adam(step))
+                policy = await self._publish(policy.step + 1)
+                figures |= training_metrics(batch, result, optimizer)
+            state = await self._save_state(step)
+            self._commit(step, policy, state, kept, groups)
+
+            figures["seconds_sampling"] = sampled - started
+            figures["seconds_training"] = time.monotonic() - sampled
+            self._report(step, policy, figures, groups, kept)
+            await self._evaluate_during(step, policy)
+        return policy
+
+    def _admit(self, step: int, policy: PolicySnapshot) -> list[GroupAdmission]:
+        plan = self._plan
+        first = step * plan.groups_per_step
+        admissions = [
+            GroupAdmission(
+                run=self._folder.id,
+                stream="train",
+                run_seed=plan.seed,
+                group=group,
+                size=plan.group_size,
+                task=self._task.sample(seeds.training_task(plan.seed, group)),
+                policy=policy.uri,
+                policy_step=policy.step,
+                sampling=plan.sampling,
+                budget=plan.budget,
+            )
+            for group in range(first, first + plan.groups_per_step)
+        ]
+        for admission in admissions:
+            self._folder.groups.append(
+                {
+                    "group": admission.group,
+                    "state": "admitted",
+                    "task": admission.task.id,
+                    "policy": policy.uri,
+                    "policy_step": policy.step,
+                }
+            )
+        return admissions
+
+    def _rules(self, policy: PolicySnapshot) -> GroupRules:
+        plan = self._plan
+        return GroupRules(
+            step=policy.step, on_truncated=plan.on_truncated, least_members=plan.least_members
+        )
+
+    def _check_alive(self, groups: list[Group], kept: TrainingBatch) -> None:
+        """A step of which nothing could be played ends the run with the first failure."""
+        if not kept.groups and all(group.failed for group in groups):
+            raise MtrlError(f"all {len(groups)} groups of a step failed: {first_failure(groups)}")
+
+    async def _penalty(
+        self, step: int, initial: PolicySnapshot, kept: TrainingBatch
+    ) -> KlPenalty | None:
+        coefficient = self._plan.kl(step)
+        if coefficient == 0:
+            return None
+        reference = await reference_logprobs(self._service, initial.uri, kept.trajectories)
+        return KlPenalty(coefficient, reference)
+
+    def _kl_figures(self, step: int, batch: Batch) -> dict[str, float]:
+        if batch.kl is None:
+            return {}
+        return {"kl": batch.kl, "kl_coefficient": self._plan.kl(step)}
+
+    async def _publish(self, step: int) -> PolicySnapshot:
+        self._observer(PhaseStarted("publishing", step))
+        name = snapshot_name(self._folder.id, self._folder.attempt, step)
+        return PolicySnapshot(await self._operations.publish(name), step)
+
+    async def _save_state(self, step: int) -> str | None:
+        every = self._plan.checkpoint_every
+        if not every or (step + 1) % every:
+            return None
+        name = snapshot_name(self._folder.id, self._folder.attempt, step + 1)
+        return await self._operations.save_state(name)
+
+    def _commit(
+        self,
+        step: int,
+        policy: PolicySnapshot,
+        state: str | None,
+        kept: TrainingBatch,
+        groups: list[Group],
+    ) -> None:
+        """Make the step part of the run: one durable line."""
+        if self._plan.save_trajectories:
+            path = self._folder.path / "trajectories" / f"step-{step + 1:06d}.jsonl.gz"
+            write_trajectories(path, groups)
+        for group, outcome in kept.outcomes.items():
+            self._folder.groups.append({"group": group, "state": outcome})
+        self._folder.commits.append(
+            {
+                "step": step + 1,
+                "attempt": self._folder.attempt,
+                "policy": policy.uri,
+                "policy_step": policy.step,
+                "state": state,
+                "groups": {str(group): outcome for group, outcome in kept.outcomes.items()},
+            },
+            durable=True,
+        )
+        self._folder.update(policy=policy.uri, step=step + 1)
+
+    def _report(
+        self,
+        step: int,
+        policy: PolicySnapshot,
+        figures: Mapping[str, float],
+        groups: list[Group],
+        kept: TrainingBatch,
+    ) -> None:
+        self.totals.add(groups, kept)
+        self._folder.metrics.append({"step": step + 1, "time": round(time.time(), 3), **figures})
+        self._observer(StepFinished(step + 1, self._plan.steps, policy.uri, figures))
+
+    async def _evaluate_during(self, step: int, policy: PolicySnapshot) -> None:
+        every = self._plan.evaluate_every
+        if not every or (step + 1) % every or step + 1 == self._plan.steps or self._stop.draining:
+            return
+        evaluation: EvaluationPlan = self._plan.evaluation_during
+        self._observer(PhaseStarted("evaluation", step + 1))
+        label = f"step {step + 1}"
+        result = await evaluate(
+            self._rollout, self._task, policy, evaluation, run=self._folder.id, label=label
+        )
+        self._folder.metrics.append(
+            {"step": step + 1, "eval/mean": result.mean, "eval/se": result.se}
+        )
+        self._observer(result)

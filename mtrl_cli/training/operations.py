@@ -1,0 +1,176 @@
+"""Training calls: one at a time, in order, each in the ledger before it is sent.
+
+    intent → accepted (request id) → done | refused | unknown
+
+`Operations` owns the server-side model of one attempt of a run and its sequence counter. Each
+call is built completely, its intent and digest are written and fsynced, then it is executed
+once. ``refused`` means that it surely was not executed, ``unknown`` that it may have been; both
+end the run's attempt here, and nothing is sent again by itself.
+
+A call in flight is always awaited, also when the caller is cancelled: its effect cannot be taken
+back, so its outcome must be known.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.rollout.settle import finish
+from mtrl_cli.runs.ledger import Ledger
+from mtrl_cli.servers.errors import Refused, Unknown
+from mtrl_cli.servers.interface import (
+    AdamSpec,
+    Call,
+    Datum,
+    ForwardBackwardResult,
+    LossSpec,
+    ModelSpec,
+    TrainingService,
+)
+
+T = TypeVar("T")
+
+
+class TrainingError(MtrlError):
+    """What was to be sent, or what came back, cannot be trained with."""
+
+
+class Operations:
+    """The training calls of one attempt, on one server-side model."""
+
+    def __init__(self, service: TrainingService, ledger: Ledger, attempt: int, vocab: int) -> None:
+        self._service = service
+        self._ledger = ledger
+        self._attempt = attempt
+        self._vocab = vocab
+        self._one_at_a_time = asyncio.Lock()
+        self._model: str | None = None
+        self._seq = 0
+
+    @property
+    def model(self) -> str:
+        """The server's id of the model."""
+        if self._model is None:
+            raise RuntimeError("create_model comes first")
+        return self._model
+
+    async def create_model(self, spec: ModelSpec) -> None:
+        """Create the server-side model; it is a borrow until `unload_model`."""
+        self._ledger.borrow(self._borrow, "requested", kind="server_model")
+        self._model = await self._run(self._service.create_model(spec))
+        self._ledger.borrow(self._borrow, "held", id=self._model)
+
+    async def forward_backward(
+        self, data: Sequence[Datum], loss: LossSpec
+    ) -> ForwardBackwardResult:
+        """Accumulate the gradients of ``data``.
+
+        Raises:
+            TrainingError: an array breaks a rule (nothing was sent), or the result is not finite.
+        """
+        check_data(data, self._vocab)
+        call = self._service.forward_backward(self.model, self._next_seq(), data, loss)
+        result = await self._run(call)
+        _check_result(result, data)
+        return result
+
+    async def optim_step(self, adam: AdamSpec) -> Mapping[str, float]:
+        """Step the optimizer on what was accumulated, and clear it."""
+        return await self._run(self._service.optim_step(self.model, self._next_seq(), adam))
+
+    async def publish(self, name: str) -> str:
+        """Fix the current weights as an immutable snapshot and return its URI."""
+        return await self._run(self._service.publish(self.model, self._next_seq(), name))
+
+    async def save_state(self, name: str) -> str:
+        """Save weights and optimizer state for a resume, and return the URI."""
+        return await self._run(self._service.save_state(self.model, self._next_seq(), name))
+
+    async def unload_model(self) -> None:
+        """Return the server-side model. Idempotent; does nothing where none is held."""
+        if self._model is None:
+            return
+        self._ledger.borrow(self._borrow, "returning")
+        await self._run(self._service.unload_model(self._model))
+        self._model = None
+        self._ledger.borrow(self._borrow, "released")
+
+    @property
+    def _borrow(self) -> str:
+        return f"a{self._attempt}/server_model"
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    async def _run(self, call: Call[T]) -> T:
+        async with self._one_at_a_time:
+            return await finish(self._execute(call))
+
+    async def _execute(self, call: Call[T]) -> T:
+        key = f"a{self._attempt}/{call.kind}" + ("" if call.seq is None else f"/{call.seq}")
+        self._ledger.call(
+            key, "intent", kind=call.kind, model=call.model, seq=call.seq, digest=call.digest
+        )
+
+        def accepted(request_id: str) -> None:
+            self._ledger.call(key, "accepted", request=request_id)
+
+        try:
+            value = await self._service.execute(call, accepted)
+        except Refused as error:
+            self._ledger.call(key, "refused", reason=str(error))
+            raise
+        except Unknown as error:
+            self._ledger.call(key, "unknown", reason=str(error))
+            raise
+        self._ledger.call(key, "done")
+        return value
+
+
+def check_data(data: Sequence[Datum], vocab: int) -> None:
+    """Check every array of a training call before it is sent.
+
+    Raises:
+        TrainingError: naming the datum and what is wrong with it.
+    """
+    if not data:
+        raise TrainingError("nothing to train: the batch is empty")
+    for index, datum in enumerate(data):
+        flaw = _datum_flaw(datum, vocab)
+        if flaw is not None:
+            raise TrainingError(f"datum {index}: {flaw}; nothing was sent")
+
+
+def _datum_flaw(datum: Datum, vocab: int) -> str | None:
+    lengths = {
+        len(array) for array in (datum.tokens, datum.targets, datum.logprobs, datum.advantages)
+    }
+    if len(lengths) != 1 or 0 in lengths:
+        return f"its arrays have the lengths {sorted(lengths)}, but must be of one length ≥ 1"
+    for name, ids in (("tokens", datum.tokens), ("targets", datum.targets)):
+        if ids.min() < 0 or ids.max() >= vocab:
+            return f"{name} holds ids from {ids.min()} to {ids.max()}, outside 0 to {vocab - 1}"
+    for name, values in (("logprobs", datum.logprobs), ("advantages", datum.advantages)):
+        if not np.isfinite(values).all():
+            return f"{name} holds a value that is not finite"
+    if not datum.advantages.any():
+        return "no token has an advantage"
+    return None
+
+
+def _check_result(result: ForwardBackwardResult, data: Sequence[Datum]) -> None:
+    if not math.isfinite(result.loss):
+        raise TrainingError(f"the server's loss is {result.loss}: the gradients are not usable")
+    if len(result.logprobs) != len(data):
+        raise TrainingError(f"sent {len(data)} datums, got logprobs of {len(result.logprobs)}")
+    for index, (logprobs, datum) in enumerate(zip(result.logprobs, data, strict=True)):
+        if len(logprobs) != len(datum.targets):
+            raise TrainingError(
+                f"datum {index} has {len(datum.targets)} targets, the server returned "
+                f"{len(logprobs)} logprobs"
+            )

@@ -1,0 +1,136 @@
+"""What an experiment asks of training, in training's own words.
+
+The plan is derived from the composed `Experiment` once; the loop reads nothing else.
+"""
+
+from dataclasses import dataclass
+
+from mtrl_cli.config.schema import Experiment, OnFailure
+from mtrl_cli.rollout.admission import Budget
+from mtrl_cli.rollout.group import FailureRule
+from mtrl_cli.rollout.ports import SamplingParams
+from mtrl_cli.servers.interface import AdamSpec, LossSpec, ModelSpec
+from mtrl_cli.training.advantages import AdvantageForm
+from mtrl_cli.training.evaluation import EvaluationPlan
+from mtrl_cli.training.groups import OnTruncated
+from mtrl_cli.training.schedule import kl_coefficient, learning_rate
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """The numbers of a run, taken from its experiment."""
+
+    experiment: Experiment
+
+    @property
+    def seed(self) -> int:
+        return self.experiment.seed
+
+    @property
+    def steps(self) -> int:
+        return self.experiment.train.steps
+
+    @property
+    def group_size(self) -> int:
+        return self.experiment.group.size
+
+    @property
+    def groups_per_step(self) -> int:
+        return self.experiment.group.per_step
+
+    @property
+    def on_truncated(self) -> OnTruncated:
+        return self.experiment.group.on_truncated.value
+
+    @property
+    def least_members(self) -> int | None:
+        """How many members a group needs: the floor where members may be missing."""
+        group = self.experiment.group
+        return group.floor if group.on_failure is OnFailure.shrink else None
+
+    @property
+    def failure_rule(self) -> FailureRule:
+        group = self.experiment.group
+        return FailureRule(group.on_failure.value, group.max_refills, group.floor)
+
+    @property
+    def budget(self) -> Budget:
+        budget = self.experiment.budget
+        return Budget(
+            turn_tokens=budget.turn_tokens,
+            trajectory_tokens=budget.trajectory_tokens,
+            context=self.experiment.server.context,
+            max_turns=budget.max_turns,
+            deadline=budget.deadline,
+        )
+
+    @property
+    def sampling(self) -> SamplingParams:
+        group = self.experiment.group
+        return SamplingParams(group.temperature, group.top_k, group.top_p)
+
+    @property
+    def advantage(self) -> AdvantageForm:
+        return self.experiment.train.advantage.value
+
+    @property
+    def loss(self) -> LossSpec:
+        train = self.experiment.train
+        return LossSpec(train.loss.value, dict(train.loss_config))
+
+    @property
+    def model(self) -> ModelSpec:
+        train = self.experiment.train
+        return ModelSpec(
+            base_model=self.experiment.server.base_model,
+            lora_rank=train.lora_rank,
+            lora_alpha=train.lora_alpha,
+            seed=self.experiment.seed,
+        )
+
+    @property
+    def checkpoint_every(self) -> int:
+        return self.experiment.train.checkpoint_every
+
+    @property
+    def save_trajectories(self) -> bool:
+        return self.experiment.run.trajectories
+
+    @property
+    def evaluate_every(self) -> int:
+        return self.experiment.eval.every
+
+    @property
+    def evaluation(self) -> EvaluationPlan:
+        """The evaluation before and after training."""
+        return self._evaluation(self.experiment.eval.games)
+
+    @property
+    def evaluation_during(self) -> EvaluationPlan:
+        return self._evaluation(self.experiment.eval.games_during)
+
+    def adam(self, step: int) -> AdamSpec:
+        """The optimizer's parameters at a step (0-based)."""
+        train = self.experiment.train
+        rate = learning_rate(
+            train.learning_rate, train.schedule.value, train.warmup_steps, step, train.steps
+        )
+        return AdamSpec(
+            learning_rate=rate,
+            beta1=train.beta1,
+            beta2=train.beta2,
+            eps=train.eps,
+            weight_decay=train.weight_decay,
+            grad_clip_norm=train.grad_clip_norm,
+        )
+
+    def kl(self, step: int) -> float:
+        """The KL coefficient at a step (0-based)."""
+        train = self.experiment.train
+        return kl_coefficient(train.kl, train.kl_end_step, step)
+
+    def _evaluation(self, games: int) -> EvaluationPlan:
+        evaluation, sampling = self.experiment.eval, self.sampling
+        if evaluation.greedy:
+            sampling = SamplingParams(temperature=0.0)
+        return EvaluationPlan(games, evaluation.seed, sampling, self.budget)

@@ -1,0 +1,61 @@
+"""Shorthand for the rollout tests: one admission, one scripted policy, one call to play."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mtrl_cli.rollout.admission import Budget, GroupAdmission
+from mtrl_cli.rollout.client import ClientMultiTurnRollout
+from mtrl_cli.rollout.group import FailureRule, Group
+from mtrl_cli.rollout.ports import Sample, SampleRequest, SamplingParams
+from mtrl_cli.testing.world import NumberChat, NumberTask, World
+
+BUDGET = Budget(turn_tokens=8, trajectory_tokens=100, context=200, max_turns=4, deadline=10)
+
+
+def admission(size: int = 1, budget: Budget = BUDGET, group: int = 0) -> GroupAdmission:
+    return GroupAdmission(
+        run="test",
+        stream="train",
+        run_seed=7,
+        group=group,
+        size=size,
+        task=NumberTask().sample(group),
+        policy="policy-0",
+        policy_step=0,
+        sampling=SamplingParams(),
+        budget=budget,
+    )
+
+
+class ScriptedPolicy:
+    """Answers the n-th request of a trajectory with the n-th completion; records requests."""
+
+    def __init__(self, *turns: Sample | Exception | Callable[[SampleRequest], Sample]) -> None:
+        self.turns = turns
+        self.requests: list[SampleRequest] = []
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        turn = self.turns[min(len(self.requests), len(self.turns) - 1)]
+        self.requests.append(replace(request, tokens=tuple(request.tokens)))
+        if isinstance(turn, Exception):
+            raise turn
+        return turn if isinstance(turn, Sample) else turn(request)
+
+
+def said(*tokens: int, logprobs: Sequence[float] | None = None, stop: str = "stop") -> Sample:
+    """A completion; token k has the logprob -0.01 · k unless told otherwise."""
+    values = [-0.01 * token for token in tokens] if logprobs is None else logprobs
+    return Sample(tokens, values, "stop" if stop == "stop" else "length")
+
+
+async def play_groups(
+    policy: object, *admissions: GroupAdmission, world: World | None = None, **options: object
+) -> list[Group]:
+    rollout = ClientMultiTurnRollout(
+        policy=policy,  # type: ignore[arg-type]
+        chat=NumberChat(),
+        task=NumberTask(),
+        envs=world or World(),
+        failure_rule=FailureRule(**options),  # type: ignore[arg-type]
+    )
+    return await rollout.run(admissions)
