@@ -1,0 +1,301 @@
+"""From an experiment's name and overrides to one unresolved, typed configuration.
+
+Hydra's Compose API merges the YAML files; the schema then judges the result as a whole, so that
+a key that no YAML file should have is refused wherever it stands. Nothing is resolved here:
+the result holds ``${oc.env:…}`` as written, and so no secret that the user kept out of it.
+"""
+
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra import initialize
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from mtrl_cli.config import places
+from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.keys import nearest, nearest_key
+from mtrl_cli.config.overrides import CheckedOverride, check, split_conf
+from mtrl_cli.config.schema import Experiment
+from mtrl_cli.config.secrets import (
+    Redactor,
+    SecretKey,
+    is_secret,
+    leaves,
+    masked,
+    redactor,
+    secret_keys,
+)
+
+_PRIMARY = "mtrl_experiment"
+"""Under this name the experiment's file is handed to Hydra; no file of a user is called so."""
+
+_lock = threading.Lock()
+_dirs: list[Path] = []
+
+
+class _SearchPath(SearchPathPlugin):
+    """Tells Hydra where mtrl looks for YAML files."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in _dirs:
+            search_path.append(provider="mtrl", path=f"file://{folder}")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """An experiment as composed: typed, unresolved, and where each part came from."""
+
+    conf: str
+    file: Path
+    config: DictConfig
+    choices: Mapping[str, str]
+    overrides: tuple[CheckedOverride, ...]
+    dirs: tuple[Path, ...]
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """The values as written, in plain dicts and lists."""
+        plain = OmegaConf.to_container(self.config, resolve=False, enum_to_str=True)
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
+
+    @property
+    def yaml(self) -> str:
+        """The text to save: unresolved, secrets masked; it composes again with ``conf=FILE``."""
+        return OmegaConf.to_yaml(OmegaConf.create(masked(self.container)), resolve=False)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Keys that have no value yet (``???``)."""
+        return tuple(key for key, value, _ in leaves(self.container) if value == "???")
+
+    @property
+    def secrets(self) -> list[SecretKey]:
+        return secret_keys(self.container)
+
+    @property
+    def redact(self) -> Redactor:
+        """Takes this experiment's secrets out of any text."""
+        return redactor(self.container)
+
+    def origin(self, key: str) -> str:
+        """What set a key: the override, or the file."""
+        for override in reversed(self.overrides):
+            if override.sets(key):
+                return override.shown
+        return places.shown(_file_of(key, self.file, self.choices, self.dirs))
+
+
+def compose(
+    conf: str | None,
+    overrides: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+) -> Composed:
+    """Compose an experiment. ``conf`` is a name or a file; None is the default experiment.
+
+    Raises:
+        ConfigError: with what is wrong, where, and what to write instead.
+    """
+    named, rest = split_conf(overrides)
+    asked = conf or named or places.DEFAULT_EXPERIMENT
+    file, dirs = _locate(asked, config_dirs)
+    node = _read(file)
+    checked = tuple(check(argument, dirs) for argument in rest)
+    container, choices = _compose(node, file, checked, dirs)
+    return _typed(asked, file, container, choices, checked, dirs)
+
+
+def _locate(asked: str, config_dirs: Sequence[str | Path]) -> tuple[Path, tuple[Path, ...]]:
+    """The experiment's file, and the folders to search for what it builds on."""
+    if "/" in asked or asked.endswith((".yaml", ".yml")):
+        file = _by_path(asked)
+        return file, places.search_dirs(config_dirs, beside=file)
+    dirs = places.search_dirs(config_dirs)
+    found = places.find(dirs, asked)
+    if found is None:
+        names = places.experiments(dirs)
+        near = nearest(asked, names)
+        guess = f"did you mean conf={near}? " if near else ""
+        raise ConfigError(
+            f"no experiment {asked!r}",
+            at=f"conf={asked}",
+            hint=f"{guess}available: {', '.join(names)}",
+        )
+    return found, dirs
+
+
+def _by_path(asked: str) -> Path:
+    path = Path(asked).expanduser()
+    for candidate in (path, path.with_name(f"{path.name}.yaml")):
+        if candidate.is_file():
+            return candidate.resolve()
+    raise ConfigError(
+        f"no file {asked!r}",
+        at=f"conf={asked}",
+        hint="conf=NAME chooses an experiment by its name, conf=FILE.yaml a file",
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except yaml.YAMLError as error:
+        raise _yaml_error(error, file) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the file: {error}", at=places.shown(file)) from error
+    if not isinstance(node, dict):
+        raise ConfigError(
+            "the file holds no experiment",
+            at=places.shown(file),
+            hint="write `key: value` lines; see conf/blackjack.yaml",
+        )
+    return {str(key): value for key, value in node.items()}
+
+
+def _compose(
+    node: dict[str, Any],
+    file: Path,
+    overrides: tuple[CheckedOverride, ...],
+    dirs: tuple[Path, ...],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Let Hydra merge the files: the merged values, and the option chosen for each group."""
+    # A file without a defaults list (a run's saved config.yaml) has no group to override: an
+    # option chosen on the command line is then added on top.
+    add = "" if "defaults" in node else "+"
+    told = [f"{add}{one.hydra}" if one.group else one.hydra for one in overrides]
+    with _lock, warnings.catch_warnings():
+        # Hydra only warns about a defaults list without `_self_`, and then merges in an order
+        # that the user did not write.
+        warnings.filterwarnings("error", message=".*missing `_self_`", category=UserWarning)
+        Plugins.instance().register(_SearchPath)
+        _dirs[:] = dirs
+        ConfigStore.instance().store(name=_PRIMARY, node=node)
+        try:
+            with initialize(config_path=None, version_base="1.3"):
+                config = hydra.compose(_PRIMARY, overrides=told, return_hydra_config=True)
+        except UserWarning as error:
+            raise ConfigError(
+                "the defaults list does not say where the file's own values go",
+                at=_named_file(str(error), file, dirs),
+                hint="end the defaults list with `- _self_`",
+            ) from error
+        except MissingConfigException as error:
+            raise _missing_file(error, node, file, dirs) from error
+        except yaml.YAMLError as error:
+            raise _yaml_error(error, file) from error
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(_first_line(error), at=_named_file(str(error), file, dirs)) from error
+    choices = OmegaConf.to_container(config.hydra.runtime.choices)
+    container = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(container, dict)
+    assert isinstance(choices, dict)
+    values = {str(key): value for key, value in container.items() if key != "hydra"}
+    return values, {str(k): str(v) for k, v in choices.items() if "hydra" not in str(k)}
+
+
+def _typed(
+    asked: str,
+    file: Path,
+    container: dict[str, Any],
+    choices: Mapping[str, str],
+    overrides: tuple[CheckedOverride, ...],
+    dirs: tuple[Path, ...],
+) -> Composed:
+    """Merge into the schema, which refuses unknown keys and wrong types."""
+    schema = OmegaConf.structured(Experiment)
+    _thaw(schema)
+    draft = Composed(asked, file, schema, choices, overrides, dirs)
+    try:
+        config = OmegaConf.merge(schema, container)
+        # A merge keeps the schema's default where a file says `???`: state the gap again.
+        for key, value, _ in leaves(container):
+            if value == "???":
+                OmegaConf.update(config, key, "???")
+    except OmegaConfBaseException as error:
+        raise schema_error(error, draft) from error
+    assert isinstance(config, DictConfig)
+    return Composed(asked, file, config, choices, overrides, dirs)
+
+
+def schema_error(error: OmegaConfBaseException, composed: Composed) -> ConfigError:
+    """Say what the schema refuses: the full key, and the override or file that set it."""
+    key = str(error.full_key or "")
+    at = composed.origin(key)
+    if isinstance(error, ConfigKeyError):
+        near = nearest_key(key)
+        hint = f"did you mean {near}?" if near else "see docs/configuration.md for all keys"
+        return ConfigError(f"unknown key {key!r}", at=at, hint=hint)
+    reason = "not a value of this key's type" if is_secret(key) else _first_line(error)
+    return ConfigError(f"{key}: {reason}", at=at)
+
+
+def _missing_file(
+    error: MissingConfigException, node: dict[str, Any], file: Path, dirs: tuple[Path, ...]
+) -> ConfigError:
+    """A defaults list names a file that does not exist."""
+    name = str(error.missing_cfg_file)
+    group, slash, option = name.rpartition("/")
+    # Hydra names the file whose list is overridden; the wrong word may stand in the experiment's.
+    own = option in str(node.get("defaults"))
+    at = places.shown(file) if own else _named_file(str(error), file, dirs)
+    available = list(error.options or places.groups(dirs).get(group, []))
+    if not slash:
+        available = [path.stem for folder in dirs for path in folder.glob("*.yaml")]
+    near = nearest(option, available)
+    guess = f"did you mean {near}? " if near else ""
+    what = f"{group!r} has no option {option!r}" if slash else f"no file {name!r} to build on"
+    return ConfigError(
+        what, at=at, hint=f"{guess}available: {', '.join(sorted(set(available))) or 'none'}"
+    )
+
+
+def _named_file(message: str, file: Path, dirs: tuple[Path, ...]) -> str:
+    """The file that a message of Hydra is about (``In 'NAME': …``), else the experiment's."""
+    if message.startswith("In '"):
+        name = message.split("'")[1]
+        if name != _PRIMARY and (found := places.find(dirs, name)):
+            return places.shown(found)
+    return places.shown(file)
+
+
+def _yaml_error(error: yaml.YAMLError, file: Path) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    if mark is None:
+        return ConfigError(f"not valid YAML: {problem}", at=places.shown(file))
+    where = f"{places.shown(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}"
+    return ConfigError(f"not valid YAML: {problem}", at=where)
+
+
+def _file_of(key: str, file: Path, choices: Mapping[str, str], dirs: tuple[Path, ...]) -> Path:
+    """The file that sets a key: the experiment's own, or that of the chosen option."""
+    if OmegaConf.select(OmegaConf.create(_read(file)), key, default=None) is not None:
+        return file
+    group = key.partition(".")[0]
+    option = places.find(dirs, f"{group}/{choices[group]}") if group in choices else None
+    return option or file
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _thaw(node: DictConfig) -> None:
+    """Frozen dataclasses become read-only nodes, which a merge could not fill."""
+    node._set_flag("readonly", None)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            _thaw(child)

@@ -1,0 +1,172 @@
+"""Ranges, and rules across keys, that types cannot say.
+
+Every problem is found in one pass and says the key, what it is, and what is allowed.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mtrl_cli.config.schema import Experiment, ServerKind
+
+FILTERED_LOGPROBS: frozenset[ServerKind] = frozenset()
+"""Servers that declare whose logprobs they return when top_k or top_p cut the distribution.
+
+Trained logprobs must be those of the distribution that was sampled; where a server does not say
+so, the filters are refused for training."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A test of one number, and what it allows, in words."""
+
+    holds: Callable[[float], bool]
+    allowed: str
+
+
+def _at_least(low: float) -> Bound:
+    return Bound(lambda value: value >= low, f"at least {low:g}")
+
+
+def _above(low: float) -> Bound:
+    return Bound(lambda value: value > low, f"above {low:g}")
+
+
+_SHARE = Bound(lambda value: 0 < value <= 1, "above 0 and at most 1")
+_DECAY = Bound(lambda value: 0 <= value < 1, "at least 0 and below 1")
+_TOP_K = Bound(lambda value: value == -1 or value >= 1, "-1 (off) or at least 1")
+_ANY = Bound(lambda value: True, "any finite number")
+
+BOUNDS: dict[str, Bound] = {
+    "seed": _at_least(0),
+    "server.context": _at_least(2),
+    "server.connections": _at_least(1),
+    "server.sample_timeout": _above(0),
+    "server.training_timeout": _above(0),
+    "env.threads": _at_least(1),
+    "env.open_timeout": _above(0),
+    "env.reset_timeout": _above(0),
+    "env.step_timeout": _above(0),
+    "env.close_timeout": _above(0),
+    "task.unfinished_reward": _ANY,
+    "group.size": _at_least(1),
+    "group.per_step": _at_least(1),
+    "group.temperature": _at_least(0),
+    "group.top_k": _TOP_K,
+    "group.top_p": _SHARE,
+    "group.max_refills": _at_least(0),
+    "group.floor": _at_least(1),
+    "budget.turn_tokens": _at_least(1),
+    "budget.trajectory_tokens": _at_least(2),
+    "budget.max_turns": _at_least(1),
+    "budget.deadline": _above(0),
+    "train.steps": _at_least(1),
+    "train.learning_rate": _at_least(0),
+    "train.warmup_steps": _at_least(0),
+    "train.beta1": _DECAY,
+    "train.beta2": _DECAY,
+    "train.eps": _above(0),
+    "train.weight_decay": _at_least(0),
+    "train.grad_clip_norm": _at_least(0),
+    "train.kl": _at_least(0),
+    "train.kl_end_step": _at_least(1),
+    "train.lora_rank": _at_least(1),
+    "train.lora_alpha": _above(0),
+    "train.checkpoint_every": _at_least(0),
+    "eval.games": _at_least(0),
+    "eval.every": _at_least(0),
+    "eval.games_during": _at_least(1),
+    "eval.seed": _at_least(0),
+    "run.concurrency": _at_least(1),
+    "run.drain_timeout": _at_least(0),
+}
+
+
+def validate(experiment: Experiment, *, training: bool = True) -> list[str]:
+    """What is wrong with an experiment, each as ``key is VALUE; allowed: …``.
+
+    ``training`` adds what only an optimisation needs.
+    """
+    problems = [*_ranges(experiment), *_texts(experiment)]
+    if problems:
+        return problems  # what spans keys makes sense only within their ranges
+    problems = list(_across(experiment))
+    if training:
+        problems += _for_training(experiment)
+    return problems
+
+
+def _ranges(experiment: Experiment) -> Iterator[str]:
+    for key, bound in BOUNDS.items():
+        value = _get(experiment, key)
+        if value is not None and not (math.isfinite(value) and bound.holds(value)):
+            yield _problem(key, value, bound.allowed)
+    for name, value in experiment.train.loss_config.items():
+        if not math.isfinite(value):
+            yield _problem(f"train.loss_config.{name}", value, _ANY.allowed)
+
+
+def _texts(experiment: Experiment) -> Iterator[str]:
+    if not experiment.name.strip():
+        yield _problem("name", experiment.name, "a name")
+    for key in ("env.entrypoint", "task.entrypoint"):
+        module, _, attribute = str(_get(experiment, key)).rpartition(":")
+        if not module or not attribute.isidentifier():
+            yield _problem(key, _get(experiment, key), "module:Class or path.py:Class")
+    url = experiment.server.base_url
+    if url is not None and not url.startswith(("http://", "https://")):
+        yield _problem("server.base_url", url, "an address that begins with http:// or https://")
+
+
+def _across(experiment: Experiment) -> Iterator[str]:
+    server, group, budget = experiment.server, experiment.group, experiment.budget
+    if server.kind is ServerKind.tinker and server.base_url is None:
+        yield _problem("server.base_url", None, "the server's address, with server.kind tinker")
+    if budget.trajectory_tokens > server.context:
+        yield _problem(
+            "budget.trajectory_tokens",
+            budget.trajectory_tokens,
+            f"at most server.context ({server.context})",
+        )
+    if budget.turn_tokens > budget.trajectory_tokens:
+        yield _problem(
+            "budget.turn_tokens",
+            budget.turn_tokens,
+            f"at most budget.trajectory_tokens ({budget.trajectory_tokens})",
+        )
+    # A floor above a size of 1 is harmless where nothing is trained: the size rules.
+    if group.floor > max(group.size, 2):
+        yield _problem("group.floor", group.floor, f"at most group.size ({group.size})")
+
+
+def _for_training(experiment: Experiment) -> Iterator[str]:
+    group, kind = experiment.group, experiment.server.kind
+    if experiment.policy is not None:
+        yield _problem(
+            "policy", experiment.policy, "null for training: it starts at the base model"
+        )
+    if group.size < 2:
+        yield _problem(
+            "group.size", group.size, "at least 2 for training: a group of one has no advantage"
+        )
+    if group.temperature == 0:
+        yield _problem("group.temperature", group.temperature, "above 0 for training")
+    if kind not in FILTERED_LOGPROBS:
+        why = f"a {kind.value} server does not say whose logprobs it returns otherwise"
+        if group.top_k != -1:
+            yield _problem("group.top_k", group.top_k, f"-1 for training: {why}")
+        if group.top_p != 1:
+            yield _problem("group.top_p", group.top_p, f"1.0 for training: {why}")
+
+
+def _get(experiment: Experiment, key: str) -> Any:
+    value: Any = experiment
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _problem(key: str, value: Any, allowed: str) -> str:
+    shown = "null" if value is None else repr(value) if isinstance(value, str) else f"{value:g}"
+    return f"{key} is {shown}; allowed: {allowed}"

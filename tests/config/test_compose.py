@@ -1,0 +1,228 @@
+"""Composing an experiment: what is found where, and what is told when it is wrong."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtrl_cli.config.compose import compose
+from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.resolve import refuse_invalid, resolve
+from mtrl_cli.config.schema import Experiment, Loss
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test starts in an empty folder, with no secret set."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MTRL_API_KEY", raising=False)
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def write(folder: Path) -> Write:
+    def write_file(name: str, text: str) -> Path:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def load(*overrides: str, training: bool = True) -> Experiment:
+    composed = compose(None, overrides)
+    experiment = resolve(composed)
+    refuse_invalid(experiment, composed, training=training)
+    return experiment
+
+
+def refused(*overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides)
+    return caught.value
+
+
+def test_the_default_experiment_composes_in_an_empty_folder() -> None:
+    experiment = load()
+    assert experiment.name == "blackjack"
+    assert experiment.server.api_key is None
+
+
+def test_every_packaged_experiment_composes() -> None:
+    composed = compose(None, [])
+    from mtrl_cli.config import places
+
+    for name in places.experiments(composed.dirs):
+        assert compose(name, []).conf == name
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_overrides_set_keys_with_or_without_a_plus(plus: str) -> None:
+    experiment = load(f"{plus}group.size=4", f"{plus}server.api_key=sk-1", f"{plus}train.loss=ppo")
+    assert experiment.group.size == 4
+    assert experiment.server.api_key == "sk-1"
+    assert experiment.train.loss is Loss.ppo
+
+
+def test_a_mapping_that_takes_any_key_takes_any_key() -> None:
+    assert load("task.params.decks=2").task.params == {"decks": 2}
+
+
+def test_a_section_can_be_set_as_a_mapping() -> None:
+    assert load("group={size: 4, per_step: 2}").group.per_step == 2
+
+
+def test_own_conf_folder_shadows_the_packaged_files(write: Write) -> None:
+    write("conf/blackjack.yaml", "defaults: [config, _self_]\nname: mine\n")
+    assert load().name == "mine"
+
+
+def test_config_dir_comes_before_own_conf_folder(write: Write, folder: Path) -> None:
+    write("conf/blackjack.yaml", "defaults: [config, _self_]\nname: mine\n")
+    write("a folder/blackjack.yaml", "defaults: [config, _self_]\nname: nearer\n")
+    composed = compose(None, [], [folder / "a folder"])
+    assert resolve(composed).name == "nearer"
+    assert composed.file == folder / "a folder" / "blackjack.yaml"
+
+
+def test_a_file_is_given_by_its_path_and_finds_its_neighbours(write: Write) -> None:
+    write("own/group/tiny.yaml", "size: 2\nper_step: 1\n")
+    write("own/exp.yaml", "defaults: [config, {override group: tiny}, _self_]\nname: exp\n")
+    assert load("conf=own/exp.yaml").group.size == 2
+    assert load("conf=own/exp", "group=default").group.size == 8
+
+
+def test_a_saved_configuration_runs_again_and_takes_overrides(folder: Path) -> None:
+    saved = compose(None, ["group.size=4", "seed=7"])
+    (folder / "config.yaml").write_text(saved.yaml)
+    assert load("conf=./config.yaml") == resolve(saved)
+    again = load("conf=./config.yaml", "group.size=3", "budget=default")
+    assert (again.group.size, again.seed) == (3, 7)
+
+
+def test_an_unknown_experiment() -> None:
+    error = refused("conf=blackjak")
+    assert error.message == "no experiment 'blackjak'"
+    assert error.at == "conf=blackjak"
+    assert error.hint == "did you mean conf=blackjack? available: blackjack"
+
+
+def test_an_experiment_given_without_conf() -> None:
+    assert refused("blackjack").hint == "to choose an experiment write conf=blackjack"
+    assert refused("mine.yaml").hint == "to choose an experiment write conf=mine.yaml"
+    assert refused("seed").hint == "write seed=VALUE"
+
+
+def test_an_unknown_option_of_a_group() -> None:
+    error = refused("server=tinkr")
+    assert error.message == "'server' has no option 'tinkr'"
+    assert error.hint is not None
+    assert error.hint.startswith("did you mean server=tinker?")
+    assert refused("env=null").message == "'env' has no option None"
+
+
+@pytest.mark.parametrize("wrong", ["group.sise=16", "+group.sise=16", "++group.sise=16"])
+def test_an_unknown_key_never_gets_past_the_schema(wrong: str) -> None:
+    error = refused(wrong)
+    assert error.message == "unknown key 'group.sise'"
+    assert error.hint == "did you mean group.size?"
+
+
+def test_a_key_without_its_section() -> None:
+    assert refused("learning_rate=1").hint == "did you mean train.learning_rate?"
+
+
+def test_a_wrong_type_names_the_key_and_the_override() -> None:
+    error = refused("group.size=abc")
+    assert error.message.startswith("group.size: Value 'abc'")
+    assert error.at == "group.size=abc"
+
+
+def test_a_wrong_choice_lists_the_right_ones() -> None:
+    assert "expected one of [importance_sampling, ppo, cispo]" in refused("train.loss=x").message
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "at"),
+    [
+        ("name: [a\nx: b", "not valid YAML: expected ',' or ']', but got ':'", "exp.yaml:2:2"),
+        ("name: a\nname: b", "not valid YAML: found duplicate key name", "exp.yaml:2:1"),
+        ("- a", "the file holds no experiment", "exp.yaml"),
+        ("defaults: [config, _self_]\ngroup: {sise: 1}", "unknown key 'group.sise'", "exp.yaml"),
+        (
+            "defaults: [config]\nname: a",
+            "the defaults list does not say where the file's own values go",
+            "exp.yaml",
+        ),
+        (
+            "defaults: [config, {override env: opnenv}, _self_]",
+            "'env' has no option 'opnenv'",
+            "exp.yaml",
+        ),
+        ("defaults: [confg, _self_]", "no file 'confg' to build on", "exp.yaml"),
+    ],
+)
+def test_a_wrong_file_is_named(write: Write, text: str, message: str, at: str) -> None:
+    write("exp.yaml", text)
+    error = refused("conf=exp.yaml")
+    assert (error.message, error.at) == (message, at)
+
+
+def test_a_wrong_file_of_a_group_is_named(write: Write) -> None:
+    write("conf/env/openenv.yaml", "kind: [x")
+    assert refused().at == "conf/env/openenv.yaml:1:9"
+    write("conf/env/openenv.yaml", "kind: openenv\nthreds: 2")
+    error = refused()
+    assert (error.message, error.at) == ("unknown key 'env.threds'", "conf/env/openenv.yaml")
+
+
+def test_a_value_that_cannot_be_parsed_names_its_override() -> None:
+    error = refused("seed=1", "server.base_url=http://h/v1?x=1")
+    assert error.at == "server.base_url=http://h/v1?x=1"
+    assert error.hint is not None
+    assert "'server.base_url=\"VALUE\"'" in error.hint
+    assert refused("task.params.a=[1,2").at == "task.params.a=[1,2"
+
+
+def test_several_values_in_one_override() -> None:
+    assert refused("seed=1,2").at == "seed=1,2"
+
+
+def test_hydras_own_settings_are_refused() -> None:
+    assert refused("hydra.run.dir=x").hint == "the run folder is run.dir=FOLDER"
+
+
+def test_two_experiments() -> None:
+    assert refused("conf=a", "conf=b").message == "conf= is given more than once"
+
+
+def test_a_missing_folder() -> None:
+    with pytest.raises(ConfigError, match="no folder 'nowhere'"):
+        compose(None, [], ["nowhere"])
+
+
+def test_keys_that_a_file_leaves_open_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refused("server=tinker", "server.base_url=http://x")
+    assert "server.base_model, server.tokenizer" in error.message
+    monkeypatch.setenv("TINKER_API_KEY", "sk-2")
+    given = ("server.base_url=http://x", "server.base_model=m", "server.tokenizer=t")
+    assert load("server=tinker", *given).server.api_key == "sk-2"
+
+
+def test_a_secret_that_is_not_set_names_its_variable_and_its_key() -> None:
+    error = refused("server.api_key=${oc.env:NOT_SET_ANYWHERE}")
+    assert error.message == "environment variable NOT_SET_ANYWHERE is not set"
+    assert error.at is not None
+    assert error.at.startswith("server.api_key in ")
+
+
+def test_an_interpolation_that_leads_nowhere() -> None:
+    assert refused("name=${nowhere}").message == "name: Interpolation key 'nowhere' not found"
+
+
+def test_composing_twice_gives_the_same() -> None:
+    assert compose(None, ["seed=3"]).yaml == compose(None, ["seed=3"]).yaml

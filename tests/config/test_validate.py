@@ -1,0 +1,87 @@
+"""Ranges and rules across keys."""
+
+import typing
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+
+from mtrl_cli.config.compose import compose
+from mtrl_cli.config.resolve import resolve
+from mtrl_cli.config.schema import Experiment
+from mtrl_cli.config.validate import BOUNDS, validate
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return resolve(compose(None, []))
+
+
+def changed(experiment: Experiment, key: str, value: object) -> Experiment:
+    section, _, name = key.rpartition(".")
+    if not section:
+        return replace(experiment, **{name: value})  # type: ignore[arg-type]
+    return replace(experiment, **{section: replace(getattr(experiment, section), **{name: value})})
+
+
+def numbers(section: type, prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for item in fields(section):
+        kind = typing.get_type_hints(section)[item.name]
+        if is_dataclass(kind):
+            found |= numbers(typing.cast("type", kind), f"{prefix}{item.name}.")
+        elif {int, float} & {kind, *typing.get_args(kind)} and typing.get_origin(kind) is not dict:
+            found.add(prefix + item.name)
+    return found
+
+
+def test_the_default_is_valid(experiment: Experiment) -> None:
+    assert validate(experiment) == []
+
+
+def test_every_number_of_the_schema_has_a_bound() -> None:
+    assert set(BOUNDS) == numbers(Experiment)
+
+
+@pytest.mark.parametrize("key", sorted(BOUNDS))
+def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
+    assert validate(changed(experiment, key, float("nan")))[0].startswith(f"{key} is nan; allowed:")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("group.size", 0, "group.size is 0; allowed: at least 1"),
+        ("group.size", 1, "group.size is 1; allowed: at least 2 for training"),
+        ("group.temperature", 0.0, "group.temperature is 0; allowed: above 0 for training"),
+        ("group.top_p", 0.9, "group.top_p is 0.9; allowed: 1.0 for training"),
+        ("group.top_k", 5, "group.top_k is 5; allowed: -1 for training"),
+        ("group.top_k", 0, "group.top_k is 0; allowed: -1 (off) or at least 1"),
+        ("group.floor", 9, "group.floor is 9; allowed: at most group.size (8)"),
+        ("budget.turn_tokens", 0, "budget.turn_tokens is 0; allowed: at least 1"),
+        ("budget.trajectory_tokens", 4096, "budget.trajectory_tokens is 4096; allowed: at most"),
+        ("budget.turn_tokens", 2000, "budget.turn_tokens is 2000; allowed: at most budget."),
+        ("train.kl", -0.1, "train.kl is -0.1; allowed: at least 0"),
+        ("train.lora_rank", 0, "train.lora_rank is 0; allowed: at least 1"),
+        ("env.step_timeout", 0.0, "env.step_timeout is 0; allowed: above 0"),
+        ("eval.games", -1, "eval.games is -1; allowed: at least 0"),
+        ("env.entrypoint", "nothing", "env.entrypoint is 'nothing'; allowed: module:Class"),
+        ("server.base_url", "localhost:1", "server.base_url is 'localhost:1'; allowed: an address"),
+        ("policy", "tinker://x", "policy is 'tinker://x'; allowed: null for training"),
+    ],
+)
+def test_a_value_out_of_range(
+    experiment: Experiment, key: str, value: object, problem: str
+) -> None:
+    (found,) = validate(changed(experiment, key, value))
+    assert found.startswith(problem)
+
+
+def test_all_problems_are_told_at_once(experiment: Experiment) -> None:
+    wrong = changed(changed(experiment, "group.size", 0), "train.steps", 0)
+    assert len(validate(wrong)) == 2
+
+
+def test_playing_asks_less_than_training(experiment: Experiment) -> None:
+    single = changed(changed(experiment, "group.size", 1), "group.temperature", 0.0)
+    assert validate(single, training=False) == []
+    assert validate(changed(single, "policy", "mtrl://x"), training=False) == []
