@@ -9,7 +9,6 @@ begins.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout import seeds
@@ -31,24 +30,7 @@ from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.training.reference import reference_logprobs
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a run has consumed so far."""
-
-    steps: int = 0
-    episodes: int = 0
-    sampled_tokens: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-
-    def add(self, groups: list[Group], kept: TrainingBatch) -> None:
-        members = [member for group in groups for member in group.members]
-        self.steps += 1
-        self.episodes += len(members)
-        self.sampled_tokens += sum(member.tokens.sampled_count for member in members)
-        for reason, count in kept.skipped.items():
-            self.skipped[reason] = self.skipped.get(reason, 0) + count
+from mtrl_cli.training.totals import Totals
 
 
 class TrainingLoop:
@@ -65,6 +47,7 @@ class TrainingLoop:
         folder: RunFolder,
         observer: Observer,
         stop: StopRequest,
+        totals: Totals,
     ) -> None:
         self._plan = plan
         self._rollout = rollout
@@ -74,7 +57,7 @@ class TrainingLoop:
         self._folder = folder
         self._observer = observer
         self._stop = stop
-        self.totals = Totals()
+        self._totals = totals
 
     async def run(self, initial: PolicySnapshot) -> PolicySnapshot:
         """Train ``plan.steps`` steps, or until a drain is requested; returns the last policy.
@@ -215,7 +198,8 @@ class TrainingLoop:
         groups: list[Group],
         kept: TrainingBatch,
     ) -> None:
-        self.totals.add(groups, kept)
+        self._totals.consume(groups, kept.skipped)
+        self._totals.steps += 1
         self._folder.metrics.append({"step": step + 1, "time": round(time.time(), 3), **figures})
         self._observer(StepFinished(step + 1, self._plan.steps, policy.uri, figures))
 

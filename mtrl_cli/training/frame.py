@@ -1,0 +1,199 @@
+"""The frame around a run's work: its folder, its parts, its end.
+
+    folder → parts (server, chat, task, environments) → the work → parts returned → status
+
+Whatever happens in between, everything that was borrowed is returned before the status is
+written. A first stop request drains: the work is asked to end after what is issued. A second
+one, or a drain that takes longer than ``run.drain_timeout``, cancels the work; returning what
+was borrowed is never cancelled.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mtrl_cli.assembly import Parts, assemble
+from mtrl_cli.config.schema import Experiment
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.rollout.client import ClientMultiTurnRollout
+from mtrl_cli.rollout.events import Observer
+from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.stop import Stage, StopRequest
+from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
+from mtrl_cli.training.events import Evaluated, PhaseStarted, RunFinished, RunStarted
+from mtrl_cli.training.plan import TrainingPlan
+from mtrl_cli.training.policy import PolicySnapshot
+from mtrl_cli.training.totals import Totals
+
+T = TypeVar("T")
+
+Work = Callable[[Parts], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the work has reached so far; fit to be reported at any moment."""
+
+    totals: Totals = field(default_factory=Totals)
+    policy: str | None = None
+    before: Evaluated | None = None
+    after: Evaluated | None = None
+
+
+class Frame:
+    """One run, from its first file to its last."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        kind: str,
+        config_yaml: str,
+        observer: Observer,
+        stop: StopRequest,
+    ) -> None:
+        self.experiment = experiment
+        self.plan = TrainingPlan(experiment)
+        self.folder = RunFolder.create(Path(experiment.run.dir), experiment.name, kind, config_yaml)
+        self.observer = observer
+        self.stop = stop
+        self.outcome = Outcome()
+
+    async def carry_out(self, work: Work) -> RunFinished:
+        """Run ``work`` with assembled parts, and report how the run ended.
+
+        Raises:
+            MtrlError: the run failed; its folder says so too.
+        """
+        status, reason = "failed", "internal error"
+        try:
+            await self._settled(self._with_parts(work))
+            status, reason = ("cancelled", "stopped by the user") if self.stop.draining else (
+                "finished", None
+            )  # fmt: skip
+        except BaseExceptionGroup as group:
+            error = _first(group)
+            reason = str(error)
+            raise error from group
+        except MtrlError as error:
+            reason = str(error)
+            raise
+        finally:
+            self.folder.end(status, reason)
+        return self._finished(status, reason)
+
+    def policy(self, policy: PolicySnapshot) -> None:
+        """Note the policy that the run has reached."""
+        self.outcome.policy = policy.uri
+        self.folder.update(policy=policy.uri)
+
+    def rollout(self, parts: Parts) -> ClientMultiTurnRollout:
+        return ClientMultiTurnRollout(
+            policy=parts.service,
+            chat=parts.chat,
+            task=parts.task,
+            envs=parts.envs,
+            concurrency=self.experiment.run.concurrency,
+            failure_rule=self.plan.failure_rule,
+            observer=self.observer,
+        )
+
+    async def evaluate(
+        self,
+        parts: Parts,
+        rollout: ClientMultiTurnRollout,
+        policy: PolicySnapshot,
+        plan: EvaluationPlan,
+        label: str,
+    ) -> Evaluated | None:
+        """Evaluate ``policy`` and record it; None when nothing is to be played or a drain came."""
+        if not plan.games:
+            return None
+        self.observer(PhaseStarted("evaluation"))
+        games = evaluate(rollout, parts.task, policy, plan, run=self.folder.id, label=label)
+        result = await self._until_drain(games)
+        if result is not None:
+            self.folder.evaluated(label, asdict(result))
+            self.observer(result)
+        return result
+
+    def announce(self, parts: Parts, steps: int) -> None:
+        self.observer(
+            RunStarted(
+                run=self.folder.id,
+                folder=str(self.folder.path),
+                experiment=self.experiment.name,
+                steps=steps,
+                server=parts.server,
+                references=parts.task.references,
+            )
+        )
+
+    async def _with_parts(self, work: Work) -> None:
+        self.observer(PhaseStarted("start-up"))
+        async with assemble(self.experiment, self.folder) as parts:
+            try:
+                await work(parts)
+            finally:
+                self.observer(PhaseStarted("shutdown"))
+
+    async def _settled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await ``work`` under the stop request; cancel it when draining is not enough."""
+        task = asyncio.ensure_future(work)
+        watcher = asyncio.ensure_future(self._cancel_when_told(task))
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not self.stop.draining:
+                raise
+        finally:
+            watcher.cancel()
+
+    async def _cancel_when_told(self, task: "asyncio.Future[None]") -> None:
+        await self.stop.reached(Stage.DRAIN)
+        try:
+            async with asyncio.timeout(self.experiment.run.drain_timeout):
+                await self.stop.reached(Stage.STOP)
+        except TimeoutError:
+            self.stop.request(Stage.STOP)
+        task.cancel()
+
+    async def _until_drain(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Await work of which a drain keeps nothing, such as an evaluation: a drain cancels it."""
+        task = asyncio.ensure_future(work)
+        drain = asyncio.ensure_future(self.stop.reached(Stage.DRAIN))
+        try:
+            await asyncio.wait({task, drain}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drain.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        return None if task.cancelled() else task.result()
+
+    def _finished(self, status: str, reason: str | None) -> RunFinished:
+        outcome, totals = self.outcome, self.outcome.totals
+        finished = RunFinished(
+            run=self.folder.id,
+            folder=str(self.folder.path),
+            status=status,
+            reason=reason,
+            steps=totals.steps,
+            episodes=totals.episodes,
+            sampled_tokens=totals.sampled_tokens,
+            policy=outcome.policy,
+            before=outcome.before,
+            after=outcome.after,
+            skipped=dict(totals.skipped),
+        )
+        self.observer(finished)
+        return finished
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first failure inside nested groups: the original error of a worker that died."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,82 @@
+"""`play`: groups of episodes under one policy, without training."""
+
+from collections import Counter
+
+from mtrl_cli.assembly import Parts, check_experiment
+from mtrl_cli.config.schema import Experiment
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.rollout import seeds
+from mtrl_cli.rollout.admission import GroupAdmission
+from mtrl_cli.rollout.events import Observer
+from mtrl_cli.rollout.group import Group
+from mtrl_cli.rollout.ports import Task
+from mtrl_cli.runs.stop import StopRequest
+from mtrl_cli.runs.trajectories import write_trajectories
+from mtrl_cli.training.evaluation import first_failure
+from mtrl_cli.training.events import PhaseStarted, RunFinished
+from mtrl_cli.training.frame import Frame
+
+
+async def play(
+    experiment: Experiment,
+    config_yaml: str,
+    *,
+    groups: int,
+    observer: Observer,
+    stop: StopRequest,
+) -> RunFinished:
+    """Play ``groups`` groups of the experiment's task under ``experiment.policy``, or under the
+    base model where it is None, and write their trajectories.
+
+    Raises:
+        MtrlError: the run failed, or not one group could be played; the text is one line.
+    """
+    await check_experiment(experiment)
+    frame = Frame(experiment, "rollout", config_yaml, observer, stop)
+
+    async def work(parts: Parts) -> None:
+        frame.announce(parts, 0)
+        policy = experiment.policy or await parts.service.base_policy()
+        frame.outcome.policy = policy
+        frame.folder.update(policy=policy)
+        observer(PhaseStarted("sampling"))
+        played = await frame.rollout(parts).run(_admissions(frame, parts.task, policy, groups))
+        _record(frame, played)
+        if all(group.failed for group in played):
+            raise MtrlError(f"all {len(played)} groups failed: {first_failure(played)}")
+
+    return await frame.carry_out(work)
+
+
+def _admissions(frame: Frame, task: Task, policy: str, groups: int) -> list[GroupAdmission]:
+    plan = frame.plan
+    return [
+        GroupAdmission(
+            run=frame.folder.id,
+            stream="rollout",
+            run_seed=plan.seed,
+            group=group,
+            size=plan.group_size,
+            task=task.sample(seeds.derive("task/rollout", plan.seed, group)),
+            policy=policy,
+            policy_step=0,
+            sampling=plan.sampling,
+            budget=plan.budget,
+        )
+        for group in range(groups)
+    ]
+
+
+def _record(frame: Frame, played: list[Group]) -> None:
+    write_trajectories(frame.folder.path / "trajectories" / "rollout.jsonl.gz", played)
+    for group in played:
+        frame.folder.groups.append(
+            {
+                "group": group.admission.group,
+                "state": group.failed or "complete",
+                "task": group.admission.task.id,
+                "policy": group.admission.policy,
+            }
+        )
+    failed = Counter(group.failed for group in played if group.failed)
+    frame.outcome.totals.consume(played, failed)

@@ -1,0 +1,61 @@
+"""`train`: one training run, evaluated before and after."""
+
+from mtrl_cli.assembly import Parts, check_experiment
+from mtrl_cli.config.schema import Experiment
+from mtrl_cli.rollout.events import Observer
+from mtrl_cli.runs.stop import StopRequest
+from mtrl_cli.training.events import RunFinished
+from mtrl_cli.training.frame import Frame
+from mtrl_cli.training.loop import TrainingLoop
+from mtrl_cli.training.operations import Operations
+from mtrl_cli.training.policy import PolicySnapshot, snapshot_name
+
+
+async def train(
+    experiment: Experiment, config_yaml: str, *, observer: Observer, stop: StopRequest
+) -> RunFinished:
+    """Train the experiment's policy.
+
+    ``config_yaml`` is the composed experiment with secrets masked, for the run's folder.
+
+    Raises:
+        MtrlError: the run failed; the text is one line.
+    """
+    await check_experiment(experiment)
+    frame = Frame(experiment, "train", config_yaml, observer, stop)
+
+    async def work(parts: Parts) -> None:
+        frame.announce(parts, frame.plan.steps)
+        folder = frame.folder
+        operations = Operations(parts.service, folder.ledger, folder.attempt, parts.vocab)
+        await operations.create_model(frame.plan.model)
+        try:
+            await _train(frame, parts, operations)
+        finally:
+            await operations.unload_model()
+
+    return await frame.carry_out(work)
+
+
+async def _train(frame: Frame, parts: Parts, operations: Operations) -> None:
+    plan, outcome, rollout = frame.plan, frame.outcome, frame.rollout(parts)
+    name = snapshot_name(frame.folder.id, frame.folder.attempt, 0)
+    initial = PolicySnapshot(await operations.publish(name), 0)
+    frame.policy(initial)
+    outcome.before = await frame.evaluate(parts, rollout, initial, plan.evaluation, "before")
+
+    loop = TrainingLoop(
+        plan=plan,
+        rollout=rollout,
+        task=parts.task,
+        service=parts.service,
+        operations=operations,
+        folder=frame.folder,
+        observer=frame.observer,
+        stop=frame.stop,
+        totals=outcome.totals,
+    )
+    final = await loop.run(initial)
+    frame.policy(final)
+    if not frame.stop.draining:
+        outcome.after = await frame.evaluate(parts, rollout, final, plan.evaluation, "after")
