@@ -96,6 +96,7 @@ class RendererChat:
         self._renderer = _make_renderer(tokenizer, renderer, options or {})
         self._stop_ids = tuple(self._renderer.get_stop_token_ids())
         self._opening = self._assistant_opener()
+        self._parse_with = self._opening if self._opening_matters() else None
         self._readers: dict[int, tuple[Sequence[ToolSpec], ToolReader]] = {}
 
     def _assistant_opener(self) -> list[int]:
@@ -107,6 +108,12 @@ class RendererChat:
         )
         ends = [at for at, token in enumerate(ids) if token in self._stop_ids]
         return ids[ends[-1] + 1 :] if ends and ends[-1] + 1 < len(ids) else ids
+
+    def _opening_matters(self) -> bool:
+        """Whether a completion reads differently after this opener, as within an open thought."""
+        words = self.tokenizer.encode("words")
+        parse = self._renderer.parse_response
+        return bool(parse(words, prompt_ids=self._opening) != parse(words))
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -155,7 +162,7 @@ class RendererChat:
         reader = self._reader(tools)
         ids = list(completion)
         try:
-            parsed = self._renderer.parse_response(ids, tools=tools, prompt_ids=self._opening)
+            parsed = self._renderer.parse_response(ids, tools=tools, prompt_ids=self._parse_with)
             calls = []
             text = [parsed.reasoning_content or "", parsed.content or ""]
             for found in parsed.tool_calls:
@@ -171,7 +178,7 @@ class RendererChat:
             return AssistantTurn(self._text(ids), (reader.broken(None, reason),))
 
     def _checked(self, found: Any, reader: ToolReader) -> ToolCall:
-        status = str(getattr(found.status, "value", found.status))
+        status = found.status
         if status not in ("ok", "unknown_tool"):
             name = found.name if isinstance(found.name, str) else None
             return reader.broken(name, _BROKEN.get(status, "The tool call is malformed"))
