@@ -1,0 +1,106 @@
+"""The sentences that more than one presenter says, as plain text."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.text import clock, compact, harmless, policy_name, reward
+from mtrl_cli.training.events import Evaluated
+
+Redact = Callable[[str], str]
+
+
+def step_line(state: RunState, now: float, width: int | None = None) -> str:
+    """One finished step; in a ``width``, as many figures as fit."""
+    line = ""
+    for part in filter(None, _step_parts(state, now)):
+        longer = f"{line} | {part}" if line else part
+        if width is not None and line and len(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def _step_parts(state: RunState, now: float) -> Iterator[str]:
+    """The figures of a step, the ones that matter most first."""
+    metrics = state.metrics
+    failed = int(metrics.get("failed_episodes", 0))
+    yield f"step {state.step}/{state.steps}"
+    yield f"{state.step_seconds:.1f}s"
+    yield f"reward {reward(metrics.get('reward'))}"
+    yield _trained(metrics)
+    yield f"failed {failed}" if failed else ""
+    yield from (_figure(name, metrics[name]) for name in ("kl",) if name in metrics)
+    yield f"gen {compact(_generated(state, now))} tok/s"
+    yield f"tokens {compact(state.tokens)}"
+    yield from (_figure(name, metrics[name]) for name in ("entropy", "loss") if name in metrics)
+    yield harmless(policy_name(state.policy or "-"), 24)
+    if (eta := state.eta()) is not None:
+        yield f"eta {clock(eta)}"
+
+
+def evaluated_line(result: Evaluated) -> str:
+    return (
+        f"evaluation {harmless(result.label)}: {result.mean:.3f} ± {result.se:.3f}"
+        f" over {result.games:,} games, invalid tool calls {result.invalid_call_share:.1%}"
+    )
+
+
+def progress_line(state: RunState) -> str:
+    """An evaluation in progress."""
+    evaluation = state.evaluation
+    assert evaluation is not None
+    games = f"/{evaluation.games:,}" if evaluation.games else ""
+    so_far = f", {evaluation.mean:.3f} so far" if evaluation.mean is not None else ""
+    return f"evaluation {harmless(evaluation.label)}: {evaluation.done:,}{games} games{so_far}"
+
+
+def stopping_line(state: RunState, stopping: Stopping) -> str:
+    """What a stop request does, and what the next one would do."""
+    cause = harmless(stopping.cause)
+    if stopping.stage >= 2:
+        return (
+            f"stopping now ({cause}): work in flight is dropped, what was borrowed is returned."
+            "  Again: leave at once"
+        )
+    groups = len(state.groups)
+    settle = f"{groups} groups settle" if groups != 1 else "1 group settles"
+    if state.evaluation is not None or not groups:
+        settle = "issued work settles"
+    return (
+        f"stopping ({cause}): nothing new starts; {settle}"
+        f" (at most {state.plan.drain_timeout:.0f}s).  Again: drop them"
+    )
+
+
+def alive_line(state: RunState, now: float) -> str:
+    """A sign of life when nothing has ended for a while."""
+    groups = f", {len(state.groups)} groups in flight" if state.groups else ""
+    return f"alive: {harmless(state.phase)} for {clock(now - state.phase_since)}{groups}"
+
+
+def _generated(state: RunState, now: float) -> float:
+    """Sampled tokens a second: of the step's sampling, where the run measured it."""
+    sampled, seconds = (state.metrics.get(key) for key in ("tokens_sampled", "seconds_sampling"))
+    return sampled / seconds if sampled and seconds else state.tokens_per_second(now)
+
+
+def _trained(metrics: Mapping[str, float]) -> str:
+    """How many groups of the step were trained, and why the others were not."""
+    if "groups" not in metrics:
+        return ""
+    trained = f"trained {int(metrics.get('groups_trained', 0))}/{int(metrics['groups'])}"
+    skipped = {
+        name.removeprefix("skipped/"): int(count)
+        for name, count in metrics.items()
+        if name.startswith("skipped/") and count
+    }
+    return f"{trained} ({reasons(skipped)})" if skipped else trained
+
+
+def reasons(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{harmless(reason)} {count:,}" for reason, count in ordered)
+
+
+def _figure(name: str, value: float) -> str:
+    return f"{name} {value:.4f}" if abs(value) < 0.01 else f"{name} {value:.3f}"

@@ -1,0 +1,103 @@
+"""The live screen: repainted a few times a second on a terminal.
+
+Finished steps are printed above as lines and scroll away; only groups in flight are listed. The
+observer only counts, whatever the number of events: drawing happens in `tick`.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import IO, cast
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from mtrl_cli.display import lines
+from mtrl_cli.display.panels import ASCII, HEAD_LINES, UNICODE, group_table, head
+from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.summary import summary
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.training.events import Evaluated, StepFinished
+
+
+class LivePresenter:
+    """Repaints a table of groups in flight."""
+
+    def __init__(
+        self,
+        state: RunState,
+        screen: Screen,
+        *,
+        redact: lines.Redact,
+        colour: bool = True,
+        unicode: bool = True,
+        play: str | None = None,
+        size: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = state
+        self._screen = screen
+        self._redact = redact
+        self._play = play
+        self._clock = clock
+        self._glyphs = UNICODE if unicode else ASCII
+        self._above: deque[str] = deque()
+        width, height = size or (None, None)
+        self._console = Console(
+            file=cast("IO[str]", screen),
+            force_terminal=True,
+            no_color=not colour,
+            highlight=False,
+            width=width,
+            height=height,
+        )
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._closed = False
+
+    def observe(self, event: object) -> None:
+        now = self._clock()
+        self.state.apply(event, now)
+        kind = type(event)
+        if kind is StepFinished:
+            self._above.append(lines.step_line(self.state, now, self._console.width))
+        elif kind is Evaluated:
+            self._above.append(lines.evaluated_line(cast("Evaluated", event)))
+
+    def tick(self) -> None:
+        """Draw. Called a few times a second."""
+        if self._closed:
+            return
+        if not self._live.is_started:
+            self._live.start()
+        self._print_above()
+        self._live.update(self._drawn(), refresh=True)
+
+    def stopping(self, stopping: Stopping) -> None:
+        self.state.stopping = stopping
+        self.tick()
+
+    def close(self) -> None:
+        """Give the terminal back, and say what was reached, if the run came to an end."""
+        if self._closed:
+            return
+        self._closed = True
+        self._live.stop()
+        self._print_above()
+        for line in summary(self.state, self._clock(), self._play):
+            self._screen.line(self._redact(line))
+
+    def _print_above(self) -> None:
+        while self._above:
+            text = self._redact(self._above.popleft())
+            self._console.print(Text(text), soft_wrap=True)
+
+    def _drawn(self) -> Group:
+        width, height = self._console.size
+        now = self._clock()
+        parts = [head(self.state, now, width, self._glyphs, self._redact)]
+        if not self.state.groups:
+            return Group(*parts)
+        rows = max(height - HEAD_LINES, 1)
+        table = group_table(self.state, now, width, rows, self._glyphs, self._redact)
+        return Group(*parts, Text(""), table)

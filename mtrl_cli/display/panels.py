@@ -1,0 +1,219 @@
+"""The live screen's parts, drawn from the state: a head of five lines, and a table of groups.
+
+The stop message stands in the head, since a terminal cuts what is too tall at the bottom. Lines
+are at most as wide as the terminal; what does not fit is left out from the right.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from mtrl_cli.display import lines
+from mtrl_cli.display.state import GroupView, RunState
+from mtrl_cli.display.text import clock, compact, harmless, policy_name, reward, short_age
+
+HEAD_LINES = 8
+"""Lines of a screen that are not rows of the table: the head, a blank, the table's head, the
+line that says how many groups are not shown."""
+
+WIDE = 110
+"""From this width on the table has all its columns."""
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """What bars and trends are drawn with."""
+
+    full: str
+    empty: str
+    line: str
+    trend: str
+
+
+UNICODE = Glyphs(full="█", empty="░", line="━", trend="▁▂▃▄▅▆▇█")
+ASCII = Glyphs(full="#", empty=".", line="=", trend="_.-=+*#")
+
+
+def head(state: RunState, now: float, width: int, glyphs: Glyphs, redact: lines.Redact) -> Text:
+    """Name and time, progress, what Ctrl-C does, reward, throughput."""
+    rows = [
+        _ends(_names(state), clock(now - state.started), width, "bold"),
+        _progress(state, width, glyphs),
+        _stop_line(state, now),
+        Text(_fit(_reward_parts(state, glyphs), width)),
+        Text(_fit(_throughput_parts(state, now), width), style="dim"),
+    ]
+    for row in rows:
+        row.plain = redact(row.plain)
+        row.truncate(width, overflow="ellipsis")
+    return Text("\n").join(rows)
+
+
+def group_table(
+    state: RunState, now: float, width: int, rows: int, glyphs: Glyphs, redact: lines.Redact
+) -> Table:
+    """The groups in flight, oldest first, as many as there is room for."""
+    wide = width >= WIDE
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name, right in _columns(wide):
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    groups = list(state.groups.values())
+    for group in groups[:rows]:
+        cells = (Text(redact(cell)) for cell in _cells(group, now, wide, glyphs))
+        table.add_row(*cells, style="yellow" if group.retries else "")
+    if len(groups) > rows:
+        table.caption = f"+{len(groups) - rows} more"
+        table.caption_justify = "left"
+    return table
+
+
+def _names(state: RunState) -> str:
+    run = f"  run {harmless(state.run.run)[-4:]}" if state.run else ""
+    policy = f"  policy {harmless(policy_name(state.policy), 24)}" if state.policy else ""
+    return f"mtrl {harmless(state.plan.title)}{run}{policy}"
+
+
+def _progress(state: RunState, width: int, glyphs: Glyphs) -> Text:
+    evaluation = state.evaluation
+    if evaluation is not None:
+        share = evaluation.done / evaluation.games if evaluation.games else None
+        return _bar(lines.progress_line(state), share, "", width, glyphs)
+    if state.plan.total_groups:
+        done = len(state.finished_groups)
+        label = f"groups {done}/{state.plan.total_groups}"
+        return _bar(label, done / state.plan.total_groups, "", width, glyphs)
+    if not state.steps:
+        return Text(harmless(state.phase))
+    eta = state.eta()
+    label = f"step {state.step}/{state.steps} {harmless(state.phase)}"
+    ending = f"ETA {clock(eta)}" if eta is not None else ""
+    return _bar(label, state.step / state.steps, ending, width, glyphs)
+
+
+def _bar(label: str, share: float | None, ending: str, width: int, glyphs: Glyphs) -> Text:
+    if share is None:
+        return Text(label)
+    tail = f" {min(share, 1):4.0%}  {ending}".rstrip()
+    room = max(width - len(label) - 1 - len(tail), 0)
+    filled = round(room * min(share, 1))
+    bar = Text(label + " ")
+    bar.append(glyphs.line * filled, "green")
+    bar.append(" " * (room - filled))
+    return bar.append(tail)
+
+
+def _stop_line(state: RunState, now: float) -> Text:
+    stopping = state.stopping
+    if stopping is None:
+        return Text("Ctrl-C: let issued work settle, then stop", style="dim")
+    left = max(state.plan.drain_timeout - (now - stopping.since), 0)
+    cause = harmless(stopping.cause)
+    if stopping.stage >= 2:
+        return Text(f"STOPPING NOW ({cause}): returning what was borrowed.  Again: leave", "red")
+    groups = len(state.groups)
+    settles = f"{groups} groups settle" if groups else "issued work settles"
+    told = f"STOPPING ({cause}): {settles}, none starts, {left:.0f}s left.  Again: drop them"
+    return Text(told, "yellow")
+
+
+def _reward_parts(state: RunState, glyphs: Glyphs) -> Iterable[str]:
+    rewards = state.rewards
+    if not rewards:
+        yield from (lines.evaluated_line(result) for result in state.evaluations[-1:])
+        return
+    yield f"reward {rewards[-1]:.3f} {sparkline(rewards[-24:], glyphs.trend)}"
+    if (change := state.trend()) is not None:
+        yield f"10-step {change:+.3f}"
+    yield from (f"{name} {state.metrics[name]:.3f}" for name in ("kl",) if name in state.metrics)
+    if "invalid_calls" in state.metrics:
+        yield f"invalid {state.metrics['invalid_calls']:.1%}"
+    yield from (
+        f"{name} {state.metrics[name]:.3f}" for name in ("entropy", "loss") if name in state.metrics
+    )
+
+
+def _throughput_parts(state: RunState, now: float) -> Iterable[str]:
+    limit = f"/{state.plan.concurrency}" if state.plan.concurrency else ""
+    busy = state.busy if state.evaluation is None else 0
+    yield f"busy {min(busy, state.plan.concurrency or busy)}{limit}"
+    yield f"gen {compact(state.tokens_per_second(now))} tok/s"
+    yield f"tokens {compact(state.tokens)}"
+    yield f"episodes {state.episodes:,}"
+    if state.failures:
+        yield f"failed {state.failures:,}"
+
+
+def _columns(wide: bool) -> Sequence[tuple[str, bool]]:
+    """The names of the columns, and which are numbers."""
+    narrow = (
+        ("group", True),
+        ("task", False),
+        ("policy", True),
+        ("done", False),
+        ("reward", True),
+        ("tokens", True),
+        ("age", True),
+        ("phase", False),
+    )
+    if not wide:
+        return narrow
+    return (*narrow[:5], ("std", True), ("turns", True), *narrow[5:], ("note", False))
+
+
+def _cells(group: GroupView, now: float, wide: bool, glyphs: Glyphs) -> list[str]:
+    rewards = group.rewards
+    mean = sum(rewards) / len(rewards) if rewards else None
+    cells = [
+        str(group.group),
+        harmless(group.task, 24 if wide else 20),
+        f"v{group.policy_step}",
+        f"{group.done}/{group.size} {_members(group, glyphs)}",
+        reward(mean, 2),
+        f"{group.tokens:,}",
+        short_age(now - group.started),
+        harmless(group.phase),
+    ]
+    if not wide:
+        return cells
+    turns = f"{group.turns / group.size:.1f}"
+    note = harmless(f"{group.retries} retried: {group.note}", 40) if group.retries else ""
+    return [*cells[:5], reward(_spread(rewards), 2), turns, *cells[5:], note]
+
+
+def _members(group: GroupView, glyphs: Glyphs) -> str:
+    """A bar with one mark a member, as far as it is short."""
+    room = min(group.size, 8)
+    filled = group.done * room // group.size
+    return glyphs.full * filled + glyphs.empty * (room - filled)
+
+
+def _spread(rewards: Sequence[float]) -> float | None:
+    if len(rewards) < 2:
+        return None
+    mean = sum(rewards) / len(rewards)
+    return float((sum((value - mean) ** 2 for value in rewards) / len(rewards)) ** 0.5)
+
+
+def sparkline(values: Sequence[float], marks: str) -> str:
+    """A trend in one mark a value, scaled to the values' own range."""
+    low, high = min(values), max(values)
+    span = high - low or 1.0
+    return "".join(marks[round((value - low) / span * (len(marks) - 1))] for value in values)
+
+
+def _ends(left: str, right: str, width: int, style: str) -> Text:
+    """``left`` and ``right`` at the two ends of a line."""
+    return Text(left + " " * max(width - len(left) - len(right), 1) + right, style=style)
+
+
+def _fit(parts: Iterable[str], width: int) -> str:
+    """As many whole parts as fit."""
+    line = ""
+    for part in parts:
+        longer = f"{line}  {part}" if line else part
+        if len(longer) > width and line:
+            break
+        line = longer
+    return line

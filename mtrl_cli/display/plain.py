@@ -1,0 +1,91 @@
+"""Plain lines, for pipes, files and CI: one per step, one per evaluation, and signs of life."""
+
+import time
+from collections.abc import Callable
+
+from mtrl_cli.display import lines
+from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.summary import summary
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless, reward
+from mtrl_cli.rollout.events import GroupFinished
+from mtrl_cli.training.events import Evaluated, PhaseStarted, RunStarted, StepFinished
+
+ALIVE_EVERY = 60.0
+"""Seconds without a line after which one says that the run is alive."""
+
+PROGRESS_EVERY = 10.0
+"""Seconds between two lines about an evaluation in progress."""
+
+
+class PlainPresenter:
+    """Prints a line when something ends, and never moves the cursor."""
+
+    def __init__(
+        self,
+        state: RunState,
+        screen: Screen,
+        *,
+        redact: lines.Redact,
+        play: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
+    ) -> None:
+        self.state = state
+        self._screen = screen
+        self._redact = redact
+        self._play = play
+        self._clock = clock
+        self._wall = wall
+        self._last_line = clock()
+        self._last_progress = 0
+        self._closed = False
+
+    def observe(self, event: object) -> None:
+        now = self._clock()
+        # The mean of a finished group is read before the state lets go of the group.
+        group = self.state.groups.get(event.group) if isinstance(event, GroupFinished) else None
+        self.state.apply(event, now)
+        match event:
+            case RunStarted():
+                self._info(f"run {harmless(event.run)} in {harmless(event.folder)}")
+            case StepFinished():
+                self._info(lines.step_line(self.state, now))
+            case Evaluated():
+                self._info(lines.evaluated_line(event))
+            case PhaseStarted(phase="evaluation"):
+                self._last_progress = 0
+                self._info(lines.progress_line(self.state))
+            case GroupFinished() if group is not None and self.state.plan.keep_groups:
+                mean = reward(event.mean_reward)
+                self._info(f"group {event.group} {harmless(event.outcome)} | reward {mean}")
+
+    def tick(self) -> None:
+        """Called a few times a second."""
+        now, evaluation = self._clock(), self.state.evaluation
+        quiet = now - self._last_line
+        if evaluation is not None and evaluation.done > self._last_progress:
+            if quiet >= PROGRESS_EVERY:
+                self._last_progress = evaluation.done
+                self._info(lines.progress_line(self.state))
+        elif quiet >= ALIVE_EVERY:
+            self._info(lines.alive_line(self.state, now))
+
+    def stopping(self, stopping: Stopping) -> None:
+        self.state.stopping = stopping
+        self._say("WARN", lines.stopping_line(self.state, stopping))
+
+    def close(self) -> None:
+        """Say what was reached, if the run came to an end."""
+        if self._closed:
+            return
+        self._closed = True
+        for line in summary(self.state, self._clock(), self._play):
+            self._screen.line(self._redact(line))
+
+    def _info(self, text: str) -> None:
+        self._say("INFO", text)
+
+    def _say(self, level: str, text: str) -> None:
+        self._last_line = self._clock()
+        self._screen.line(self._redact(f"{self._wall()} {level:<4}  {text}"))

@@ -1,0 +1,285 @@
+"""The state that a screen shows, folded from events. Pure: no clock, no terminal.
+
+`RunState.apply` is called for every event of a run, tens of thousands of times, so it only
+counts. What takes longer (trends, rates, estimates) is computed when a screen is drawn.
+
+Groups of an evaluation are games: thousands of groups of one, which are counted and not listed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
+from mtrl_cli.training.events import (
+    Evaluated,
+    EvaluationProgress,
+    PhaseStarted,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+)
+
+RATE_WINDOW = 15
+"""Seconds over which throughput is averaged."""
+
+ETA_STEPS = 20
+"""Steps whose mean duration predicts the rest."""
+
+
+@dataclass(frozen=True)
+class DisplayPlan:
+    """What is known before a run begins."""
+
+    title: str
+    games: int = 0
+    games_during: int = 0
+    concurrency: int = 0
+    drain_timeout: float = 60.0
+    keep_groups: bool = False
+    """Keep finished groups for a table at the end (``mtrl rollout``)."""
+    total_groups: int | None = None
+    """Groups that will be played, where that is all that happens (``mtrl rollout``)."""
+
+
+@dataclass(slots=True)
+class MemberView:
+    reward: float | None
+    stop: str
+    turns: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class GroupView:
+    """One group of trajectories, in flight or finished."""
+
+    group: int
+    task: str
+    policy: str
+    policy_step: int
+    size: int
+    started: float
+    tokens: int = 0
+    turns: int = 0
+    retries: int = 0
+    note: str | None = None
+    members: dict[int, MemberView] = field(default_factory=dict)
+    ended: float | None = None
+    outcome: str | None = None
+
+    @property
+    def done(self) -> int:
+        return len(self.members)
+
+    @property
+    def rewards(self) -> list[float]:
+        found = (member.reward for member in self.members.values())
+        return [value for value in found if value is not None]
+
+    @property
+    def phase(self) -> str:
+        if self.outcome is not None:
+            return self.outcome
+        return "rolling" if self.turns else "starting"
+
+
+@dataclass(slots=True)
+class EvaluationView:
+    """An evaluation in progress."""
+
+    label: str
+    games: int
+    done: int = 0
+    total_reward: float = 0.0
+    rewarded: int = 0
+
+    @property
+    def mean(self) -> float | None:
+        return self.total_reward / self.rewarded if self.rewarded else None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A stop in progress. ``stage`` 1 drains, 2 drops."""
+
+    stage: int
+    cause: str
+    since: float
+
+
+class RunState:
+    """Everything a screen can say about a run."""
+
+    def __init__(self, plan: DisplayPlan, now: float) -> None:
+        self.plan = plan
+        self.started = now
+        self.run: RunStarted | None = None
+        self.phase = "start-up"
+        self.phase_since = now
+        self.step = 0
+        self.steps = 0
+        self.policy: str | None = None
+        self.rewards: list[float] = []
+        self.metrics: Mapping[str, float] = {}
+        self.step_seconds = 0.0
+        self.tokens = 0
+        self.episodes = 0
+        self.failures = 0
+        self.groups: dict[int, GroupView] = {}
+        self.finished_groups: list[GroupView] = []
+        self.evaluation: EvaluationView | None = None
+        self.evaluations: list[Evaluated] = []
+        self.stopping: Stopping | None = None
+        self.finished: RunFinished | None = None
+        self._step_ends: deque[float] = deque([now], maxlen=ETA_STEPS + 1)
+        self._buckets: deque[list[int]] = deque(maxlen=RATE_WINDOW + 1)
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            TurnSampled: self._turn_sampled,
+            GroupStarted: self._group_started,
+            MemberFinished: self._member_finished,
+            GroupFinished: self._group_finished,
+            RunStarted: self._run_started,
+            PhaseStarted: self._phase_started,
+            StepFinished: self._step_finished,
+            EvaluationProgress: self._evaluation_progress,
+            Evaluated: self._evaluated,
+            RunFinished: self._run_finished,
+        }
+
+    def apply(self, event: object, now: float) -> None:
+        """Take one event in. Unknown events are not for this screen."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event, now)
+
+    # What a drawing asks.
+
+    def tokens_per_second(self, now: float) -> float:
+        """Sampled tokens a second over the last seconds."""
+        oldest = int(now) - RATE_WINDOW
+        recent = [bucket for bucket in self._buckets if bucket[0] > oldest]
+        if not recent:
+            return 0.0
+        span = max(now - recent[0][0], 1.0)
+        return sum(count for _, count in recent) / min(span, RATE_WINDOW)
+
+    def eta(self) -> float | None:
+        """Seconds until the last step, from the latest steps; None before the first one."""
+        ends = self._step_ends
+        if self.step == 0 or len(ends) < 2 or not self.steps:
+            return None
+        return (ends[-1] - ends[0]) / (len(ends) - 1) * (self.steps - self.step)
+
+    def trend(self, steps: int = 10) -> float | None:
+        """Mean reward of the last ``steps`` steps less that of the ``steps`` before."""
+        if len(self.rewards) < 2 * steps:
+            return None
+        last, before = self.rewards[-steps:], self.rewards[-2 * steps : -steps]
+        return sum(last) / steps - sum(before) / steps
+
+    @property
+    def busy(self) -> int:
+        """Trajectories of groups in flight that have not ended."""
+        return sum(group.size - group.done for group in self.groups.values())
+
+    # Events.
+
+    def _turn_sampled(self, event: TurnSampled, now: float) -> None:
+        tokens = event.tokens
+        self.tokens += tokens
+        second, buckets = int(now), self._buckets
+        if buckets and buckets[-1][0] == second:
+            buckets[-1][1] += tokens
+        else:
+            buckets.append([second, tokens])
+        group = self.groups.get(event.group)
+        if group is not None:
+            group.tokens += tokens
+            group.turns += 1
+
+    def _group_started(self, event: GroupStarted, now: float) -> None:
+        if self.evaluation is None:
+            self.groups[event.group] = GroupView(
+                event.group, event.task, event.policy, event.policy_step, event.size, now
+            )
+            if self.policy is None:
+                self.policy = event.policy
+
+    def _member_finished(self, event: MemberFinished, now: float) -> None:
+        failed = event.failure is not None or event.reward is None
+        if self.evaluation is not None:
+            if event.reward is not None and not failed:
+                self.evaluation.total_reward += event.reward
+                self.evaluation.rewarded += 1
+            return
+        self.failures += failed
+        group = self.groups.get(event.group)
+        if failed:
+            # The member is played again, or the group ends: either way it is not done.
+            if group is not None:
+                group.retries += 1
+                group.note = event.failure
+            return
+        self.episodes += 1
+        if group is not None:
+            group.members[event.member] = MemberView(
+                event.reward, event.stop, event.turns, event.tokens
+            )
+
+    def _group_finished(self, event: GroupFinished, now: float) -> None:
+        if self.evaluation is not None:
+            self.evaluation.done += 1
+            return
+        group = self.groups.pop(event.group, None)
+        if group is not None and self.plan.keep_groups:
+            group.ended, group.outcome = now, event.outcome
+            self.finished_groups.append(group)
+
+    def _run_started(self, event: RunStarted, now: float) -> None:
+        self.run = event
+        self.steps = event.steps
+
+    def _phase_started(self, event: PhaseStarted, now: float) -> None:
+        if event.phase == "evaluation":
+            self._begin_evaluation(event.step)
+        else:
+            self.evaluation = None
+        if event.phase == "sampling" and self.phase in ("start-up", "evaluation"):
+            # What came before is no part of a step's duration.
+            self._step_ends.clear()
+            self._step_ends.append(now)
+        self.phase, self.phase_since = event.phase, now
+
+    def _begin_evaluation(self, step: int | None) -> None:
+        self.groups.clear()
+        if self.step == 0 and not self.evaluations:
+            label, games = "before", self.plan.games
+        elif step is None or step >= self.steps:
+            label, games = "after", self.plan.games
+        else:
+            label, games = f"step {step}", self.plan.games_during
+        self.evaluation = EvaluationView(label, games)
+
+    def _step_finished(self, event: StepFinished, now: float) -> None:
+        self.step, self.steps = event.step, event.steps
+        self.policy, self.metrics = event.policy, event.metrics
+        self.step_seconds = now - self._step_ends[-1]
+        self._step_ends.append(now)
+        if (value := event.metrics.get("reward")) is not None:
+            self.rewards.append(value)
+        self.groups.clear()
+
+    def _evaluation_progress(self, event: EvaluationProgress, now: float) -> None:
+        if self.evaluation is None:
+            self.evaluation = EvaluationView(event.label, event.games)
+        self.evaluation.label = event.label
+        self.evaluation.done, self.evaluation.games = event.done, event.games
+
+    def _evaluated(self, event: Evaluated, now: float) -> None:
+        self.evaluations.append(event)
+        self.evaluation = None
+
+    def _run_finished(self, event: RunFinished, now: float) -> None:
+        self.finished = event

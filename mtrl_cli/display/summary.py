@@ -1,0 +1,97 @@
+"""What a run says at its end: what it reached, what it cost, where it is, what to do next."""
+
+import shlex
+from collections.abc import Iterator
+
+from mtrl_cli.display.lines import reasons
+from mtrl_cli.display.state import GroupView, RunState
+from mtrl_cli.display.text import clock, compact, harmless, reward
+from mtrl_cli.training.events import Evaluated, RunFinished
+
+
+def summary(state: RunState, now: float, play: str | None = None) -> list[str]:
+    """The lines of the end. ``play`` is the command that plays this experiment, if not the
+    run folder's own configuration."""
+    finished = state.finished
+    if finished is None:
+        return []
+    lines = [_headline(state, finished, now)]
+    if state.plan.keep_groups:
+        lines += outcomes(state.finished_groups)
+    lines += [f"{label:<11}{text}" for label, text in _facts(state, finished, play)]
+    return lines
+
+
+def outcomes(groups: list[GroupView]) -> list[str]:
+    """A table of played groups: the rewards of their members, and why they ended."""
+    if not groups:
+        return []
+    width = max(len("task"), *(len(harmless(group.task, 24)) for group in groups))
+    lines = ["", f"{'group':>5}  {'task':<{width}}  {'mean':>6}  {'tokens':>7}  rewards and ends"]
+    for group in sorted(groups, key=lambda one: one.group):
+        rewards = group.rewards
+        mean = reward(sum(rewards) / len(rewards) if rewards else None)
+        members = "  ".join(
+            f"{reward(member.reward, 2)} {harmless(member.stop)}"
+            for _, member in sorted(group.members.items())
+        )
+        if group.outcome not in (None, "complete"):
+            members = f"{members}  [{harmless(group.outcome or '')}]".strip()
+        lines.append(
+            f"{group.group:>5}  {harmless(group.task, 24):<{width}}  {mean:>6}"
+            f"  {group.tokens:>7,}  {members}"
+        )
+    every = [value for group in groups for value in group.rewards]
+    if every:
+        lines.append(f"mean reward {sum(every) / len(every):.3f} over {len(every)} episodes")
+    return [*lines, ""]
+
+
+def _headline(state: RunState, finished: RunFinished, now: float) -> str:
+    experiment = harmless(state.run.experiment if state.run else state.plan.title)
+    took = clock(now - state.started)
+    steps = f", {finished.steps} of {state.steps} steps" if state.steps else ""
+    reason = f": {harmless(finished.reason)}" if finished.reason else ""
+    return f"{harmless(finished.status)}: {experiment}{steps} in {took}{reason}"
+
+
+def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator[tuple[str, str]]:
+    yield from _reward(state, finished.before, finished.after)
+    tokens = f"{compact(finished.sampled_tokens)} tokens sampled"
+    yield "episodes", f"{finished.episodes:,}, {tokens}"
+    if finished.skipped:
+        total = sum(finished.skipped.values())
+        yield "skipped", f"{total:,} groups: {reasons(finished.skipped)}"
+    if finished.folder:
+        yield "run", harmless(finished.folder)
+    if finished.policy:
+        yield "policy", harmless(finished.policy)
+        if not state.plan.keep_groups:
+            command = play or f"mtrl rollout conf={shlex.quote(finished.folder)}/config.yaml"
+            yield "play it", harmless(f"{command} policy={shlex.quote(finished.policy)}")
+    if finished.quarantined:
+        count = len(finished.quarantined)
+        yield "QUARANTINE", f"{count} could not be returned and may still live:"
+        for name in finished.quarantined:
+            yield "", harmless(name)
+
+
+def _reward(
+    state: RunState, before: Evaluated | None, after: Evaluated | None
+) -> Iterator[tuple[str, str]]:
+    """Reward before and after, beside what known policies reach."""
+    if before is None and after is None:
+        return
+    told = [
+        f"{label} {result.mean:.3f} ± {result.se:.3f}"
+        for label, result in (("before", before), ("after", after))
+        if result is not None
+    ]
+    gain = f"  ({after.mean - before.mean:+.3f})" if before and after else ""
+    games = (after or before or state.evaluations[0]).games
+    yield "reward", f"{' → '.join(told)}{gain}  ± standard error, {games:,} games each"
+    if state.run is not None and state.run.references:
+        known = sorted(state.run.references.items(), key=lambda item: item[1])
+        yield "", "known: " + ", ".join(f"{harmless(name)} {value:.3f}" for name, value in known)
+    shares = [f"{result.invalid_call_share:.1%}" for result in (before, after) if result]
+    yield "", f"invalid tool calls {' → '.join(shares)}"

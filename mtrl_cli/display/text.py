@@ -1,0 +1,59 @@
+"""Text for a terminal: foreign text made harmless, numbers made short.
+
+Whatever a model, an environment or a server wrote may hold control characters that move the
+cursor, set the window's title or hide text. Every such string passes through `harmless`.
+"""
+
+import re
+
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1: escape sequences begin here
+    "\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"  # invisible, line breaks, bidirectional
+    "\ud800-\udfff]"  # lone surrogates cannot be encoded
+)
+
+
+def harmless(text: str, limit: int | None = None) -> str:
+    """``text`` in one line, control characters written out, at most ``limit`` characters."""
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return _CONTROL.sub(_written_out, text)
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if match.group() in "\n\t\r":
+        return " "
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def compact(number: float) -> str:
+    """A count in few characters: 950, 9.1k, 3.1M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            scaled = number / size
+            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def clock(seconds: float) -> str:
+    """A duration as HH:MM:SS."""
+    minutes, second = divmod(int(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour:02d}:{minute:02d}:{second:02d}"
+
+
+def short_age(seconds: float) -> str:
+    """A duration in at most four characters: 41s, 12m, 3h."""
+    if seconds < 100:
+        return f"{seconds:.0f}s"
+    return f"{seconds / 60:.0f}m" if seconds < 6000 else f"{seconds / 3600:.0f}h"
+
+
+def reward(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def policy_name(uri: str) -> str:
+    """The part of a policy's URI that tells policies of one run apart."""
+    return uri.rstrip("/").rpartition("/")[2] or uri
