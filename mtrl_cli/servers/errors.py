@@ -1,0 +1,308 @@
+"""The one classifier of failures over HTTP, for every training service.
+
+A failure is judged by one question: *was the request executed?*
+
+==============================================  =================  ==========================
+what came back                                  reading call       training call
+==============================================  =================  ==========================
+no connection (refused, DNS, TLS, pool full)    transient          transient: not executed
+connection broken, or no reply in time          unknown            unknown
+401, 403                                        permanent          permanent (`AuthError`)
+408                                             transient          unknown
+409                                             transient          permanent: not executed
+429                                             transient          transient: not executed
+503 that says it refuses                        transient          transient: not executed
+any other 5xx                                   unknown            unknown
+3xx, any other 4xx                              permanent          permanent: not executed
+2xx that cannot be read                         unknown            unknown
+==============================================  =================  ==========================
+
+A 503 says that it refuses when it carries ``Retry-After``, or when its JSON body says that the
+server is busy, full or starting. A bare 503 may come from a gateway that had already handed the
+request on.
+
+A reading call changes nothing, so *unknown* is only another word for *try again*. A training
+call that is *unknown* is never sent again by itself.
+
+Everything a server says ends up as one line: JSON is reduced to its message, HTML to its title,
+a traceback to its last line, and control characters are shown instead of sent to the terminal.
+"""
+
+import email.utils
+import html
+import json
+import random
+import re
+import time
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mtrl_cli.errors import MtrlError
+
+Outcome = Literal["permanent", "transient", "unknown"]
+
+_LONGEST_LINE = 300
+_LONGEST_WAIT = 60.0
+_READ_AT_MOST = 65_536
+
+
+class ServerError(MtrlError):
+    """A training service failed a call."""
+
+
+class Refused(ServerError):  # noqa: N818 - an outcome
+    """The call was surely not executed. ``transient``: the same call may succeed later."""
+
+    def __init__(
+        self, message: str, *, transient: bool = False, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.transient = transient
+        self.retry_after = retry_after
+
+
+class AuthError(Refused):
+    """The server does not take the key."""
+
+
+class Unknown(ServerError):  # noqa: N818 - an outcome
+    """The call may have been executed. ``request`` is the server's id of it, where known."""
+
+    def __init__(self, message: str, *, request: str | None = None) -> None:
+        super().__init__(message)
+        self.request = request
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judged failure. ``says`` is one line: the server's words, or the connection's fate."""
+
+    outcome: Outcome
+    says: str
+    status: int | None = None
+    retry_after: float | None = None
+
+
+def judge_reply(
+    status: int, body: bytes, *, retry_after: str | None = None, training: bool = False
+) -> Verdict:
+    """Judge a reply that is not the one hoped for."""
+    words = server_words(body)
+    says = f"HTTP {status}: {words}" if words else f"HTTP {status}"
+    wait = parse_retry_after(retry_after)
+    return Verdict(_outcome(status, words, wait, training), says, status, wait)
+
+
+def _outcome(status: int, words: str, wait: float | None, training: bool) -> Outcome:
+    if status == 429:
+        return "transient"
+    if status == 408:
+        return "unknown" if training else "transient"
+    if status == 409:
+        return "permanent" if training else "transient"
+    if status == 503 and (wait is not None or _REFUSAL.search(words)):
+        return "transient"
+    if status >= 500 or status < 300:
+        return "unknown"
+    return "permanent"
+
+
+_REFUSAL = re.compile(
+    r"\b(busy|overload|capacity|starting|loading|not ready|draining|shutting down|queue is full"
+    r"|try again|retry)",
+    re.IGNORECASE,
+)
+
+
+def judge_exception(error: BaseException) -> Verdict:
+    """Judge a request that got no reply."""
+    cause = _cause(error)
+    outcome: Outcome = "transient" if _not_connected(cause) else "unknown"
+    return Verdict(outcome, _fate(cause))
+
+
+def _cause(error: BaseException) -> BaseException:
+    # httpx-aiohttp reports every aiohttp.ClientConnectionError as httpx.ConnectTimeout, a reply
+    # lost after the request was executed included. Only the original tells the two apart.
+    cause = error.__cause__
+    if cause is not None and type(cause).__module__.partition(".")[0] == "aiohttp":
+        return cause
+    return error
+
+
+def _not_connected(error: BaseException) -> bool:
+    names = {base.__name__ for base in type(error).__mro__}
+    return not names.isdisjoint(
+        {
+            # aiohttp
+            "ClientConnectorError",
+            "ConnectionTimeoutError",
+            "ServerFingerprintMismatch",
+            # httpx
+            "ConnectError",
+            "ConnectTimeout",
+            "PoolTimeout",
+            "UnsupportedProtocol",
+            # the sockets themselves
+            "ConnectionRefusedError",
+            "gaierror",
+        }
+    )
+
+
+def _fate(error: BaseException) -> str:
+    names = {base.__name__ for base in type(error).__mro__}
+    if "ClientConnectorDNSError" in names or "gaierror" in names:
+        return "the host name is unknown"
+    if "ClientConnectorCertificateError" in names or "SSLCertVerificationError" in names:
+        return f"the server's TLS certificate is not trusted ({one_line(str(error), 120)})"
+    if "SSLError" in names:
+        return f"no TLS connection ({one_line(str(error), 120)})"
+    if _not_connected(error):
+        if "ConnectionTimeoutError" in names or "ConnectTimeout" in names:
+            return "no connection in time"
+        refused = "refused" in str(error).lower() or "111" in str(error)
+        return "connection refused" if refused else "no connection"
+    if "TimeoutError" in names or "TimeoutException" in names:
+        return "no reply in time"
+    if "ClientPayloadError" in names or "ReadError" in names:
+        return "the reply broke off"
+    if "ServerDisconnectedError" in names or "ConnectionResetError" in names:
+        return "the connection was closed before the reply"
+    if "ClientResponseError" in names or "RemoteProtocolError" in names:
+        return "the reply is not HTTP"
+    words = one_line(str(error), 120)
+    return f"the connection broke ({words or type(error).__name__})"
+
+
+# --- context overflow -----------------------------------------------------------------------
+
+_OVERFLOW = re.compile(
+    r"context[ _-]?(length|window|size|limit)|maximum context|max(imum)?[ _]?(model|seq\w*)[ _]?len"
+    r"|maximum sequence length|(prompt|input|sequence|request) (is |are )?too long"
+    r"|exceeds? the (model'?s? )?context|longer than the (model'?s? )?(maximum|context)",
+    re.IGNORECASE,
+)
+
+
+def says_context_full(verdict: Verdict) -> bool:
+    """Whether a refusal of a sampling request means that the context window is full.
+
+    Engines say so with 400, 413, 422 or 500 and in their own words; what they have in common is
+    the name of the limit and a number beside it. A failed promise has no status.
+    """
+    if verdict.status not in (None, 400, 413, 422, 500):
+        return False
+    words = verdict.says.removeprefix(f"HTTP {verdict.status}: ")
+    return _OVERFLOW.search(words) is not None and re.search(r"\d", words) is not None
+
+
+# --- waiting --------------------------------------------------------------------------------
+
+
+def parse_retry_after(value: str | None) -> float | None:
+    """Seconds to wait, from a ``Retry-After`` header; None where it says nothing usable."""
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    if seconds != seconds:
+        return None
+    return min(max(seconds, 0.0), _LONGEST_WAIT)
+
+
+class Budget:
+    """What one logical call may spend on trying: a deadline and a number of attempts."""
+
+    def __init__(self, seconds: float, attempts: int) -> None:
+        self.deadline = time.monotonic() + seconds
+        self._attempts = attempts
+        self._failures = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self.deadline - time.monotonic()
+
+    def pause(self, retry_after: float | None = None) -> float | None:
+        """Seconds to wait before the next attempt; None when the budget is spent."""
+        self._failures += 1
+        if self._failures >= self._attempts:
+            return None
+        wait = backoff(self._failures - 1, retry_after)
+        return wait if wait < self.left else None
+
+
+def backoff(failures: int, retry_after: float | None = None) -> float:
+    """Seconds to wait after ``failures`` earlier ones, with jitter; never less than asked for."""
+    if retry_after is not None:
+        return retry_after + random.uniform(0.0, max(0.05, 0.2 * retry_after))
+    return float(min(0.25 * 2.0 ** min(failures, 10), 10.0) * random.uniform(0.5, 1.0))
+
+
+# --- words ----------------------------------------------------------------------------------
+
+
+def server_words(body: bytes) -> str:
+    """What a reply's body says, as one short line."""
+    text = body[:_READ_AT_MOST].decode("utf-8", "replace").strip()
+    if not text:
+        return ""
+    if text[0] in "{[":
+        try:
+            return one_line(_message(json.loads(body)))
+        except (ValueError, RecursionError):
+            return one_line(text)
+    if text[0] == "<":
+        title = re.search(r"<(title|h1)[^>]*>(.*?)</\1", text, re.IGNORECASE | re.DOTALL)
+        return one_line(html.unescape(title[2] if title else re.sub(r"<[^>]*>", " ", text)))
+    return one_line(text)
+
+
+def _message(value: Any) -> str:
+    """The message inside an error body: FastAPI's ``detail``, or ``error``, or ``message``."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "; ".join(_message(item) for item in value[:3])
+    if isinstance(value, Mapping):
+        if "msg" in value:
+            where = ".".join(str(part) for part in value.get("loc") or () if part != "body")
+            return f"{where}: {value['msg']}" if where else str(value["msg"])
+        for key in ("detail", "error", "message"):
+            if value.get(key):
+                return _message(value[key])
+    return json.dumps(value)[:_LONGEST_LINE]
+
+
+def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
+    """``text`` as one line that is safe to print: its last line where it is a traceback."""
+    lines = [line.strip() for line in text[:_READ_AT_MOST].splitlines() if line.strip()]
+    if len(lines) > 1 and any(line.startswith("Traceback (most recent") for line in lines):
+        lines = lines[-1:]
+    line = "".join(_visible(char) for char in " ".join(lines))
+    line = re.sub(r"\s+", " ", line).strip()
+    return line if len(line) <= longest else line[: longest - 1].rstrip() + "…"
+
+
+def _visible(char: str) -> str:
+    """Control and direction characters as their code, so that no terminal obeys them."""
+    if char == "\t" or char.isprintable():
+        return char
+    if unicodedata.category(char).startswith("Z"):
+        return " "
+    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+
+
+def without_secret(text: str, secret: str | None) -> str:
+    """``text`` with the key masked, wherever a server repeated it."""
+    if not secret or len(secret) < 4:
+        return text
+    return text.replace(secret, "<key>")

@@ -1,0 +1,158 @@
+"""Training calls on a Tinker server: sent once, then polled.
+
+Sending ends in one of three ways:
+
+- the server names a request: *accepted*. From here polling may be repeated freely.
+- the server, or the missing connection, says that nothing was executed: *refused*. If it may
+  succeed later it is sent again within the call's one budget; that repeats nothing.
+- the reply is lost: *unknown*. It is sent again only to a server declared to dedupe, only with a
+  sequence id, and as the very same bytes. Once a reply was lost, a later refusal does not tell
+  what became of the first request, so the call stays unknown unless a request is named.
+
+An accepted call whose execution fails is *refused* where the server calls it the user's fault: it
+looked at the call and did not run it. A failure of the server's own may have happened half way,
+so it is *unknown*. Servers without categories answer 400 to every failure; there, a call that
+builds up or uses gradients is unknown, and one that creates, names or loads something is refused.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
+from mtrl_cli.servers.interface import Accepted, Call
+from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
+from mtrl_cli.servers.tinker_codec import MalformedReply, name_in, parse
+from mtrl_cli.servers.tinker_sampling import Counts
+from mtrl_cli.servers.transport import NoReply, Reply, Transport
+
+T = TypeVar("T")
+
+_ATTEMPTS = 8
+_SUBMIT_SECONDS = 120.0
+_GRADIENTS = ("forward_backward", "optim_step")
+
+
+class Training:
+    """Executes training calls, one budget each.
+
+    Args:
+        transport: open.
+        seconds: the budget of one call, polls included.
+        dedupes: the server executes one sequence id once.
+    """
+
+    def __init__(
+        self, transport: Transport, seconds: float, *, dedupes: bool, counts: Counts
+    ) -> None:
+        self._transport = transport
+        self._seconds = seconds
+        self._dedupes = dedupes
+        self._counts = counts
+
+    async def execute(self, call: Call[T], accepted: Accepted) -> T:
+        deadline = time.monotonic() + self._seconds
+        request = await self._submit(call)
+        accepted(request)
+        result = await self._result(call, request, deadline)
+        try:
+            return call.decode(result)
+        except MalformedReply as error:
+            raise self._unknown(call, str(error), request) from None
+
+    # Sending.
+
+    async def _submit(self, call: Call[Any]) -> str:
+        budget = Budget(self._seconds, _ATTEMPTS)
+        lost: str | None = None
+        while True:
+            answer = await self._send(call, budget)
+            if isinstance(answer, str):
+                return answer
+            if lost is None and answer.outcome == "unknown":
+                lost = answer.says
+            if lost is None:
+                again = answer.outcome == "transient"
+            else:
+                again = self._may_resend(call) and answer.outcome != "permanent"
+            pause = budget.pause(answer.retry_after) if again else None
+            if pause is None:
+                if lost is not None:
+                    raise self._unknown(call, lost)
+                raise self._refused(call, answer)
+            if lost is None:
+                self._counts.training_retries += 1
+            else:
+                self._counts.training_resends += 1
+            await asyncio.sleep(pause)
+
+    def _may_resend(self, call: Call[Any]) -> bool:
+        return self._dedupes and call.seq is not None
+
+    async def _send(self, call: Call[Any], budget: Budget) -> str | Verdict:
+        """The id of the accepted request, or what became of the attempt."""
+        seconds = min(_SUBMIT_SECONDS, budget.left)
+        try:
+            reply = await self._transport.single("POST", call.path, call.body, seconds)
+            if reply.status != 200:
+                return self._transport.judge(reply, training=True)
+            return name_in(parse(reply.body), "request_id")
+        except NoReply as error:
+            return error.verdict
+        except MalformedReply as error:
+            return Verdict("unknown", str(error))
+
+    # Awaiting.
+
+    async def _result(self, call: Call[Any], request: str, deadline: float) -> Mapping[str, Any]:
+        ending = await await_promise(
+            self._post, self._transport.judge, request, deadline, self._polled
+        )
+        match ending:
+            case Done(result):
+                return result
+            case Failed(verdict, "user"):
+                raise self._refused(call, verdict)
+            case Failed(verdict, None) if call.kind not in _GRADIENTS:
+                raise self._refused(call, verdict)
+            case Failed(verdict):
+                raise self._unknown(call, f"its execution failed: {verdict.says}", request)
+            case Lost(verdict):
+                says = f"the server does not know the request any more ({verdict.says})"
+                raise self._unknown(call, says, request)
+            case Denied(verdict):
+                raise self._unknown(call, f"its result cannot be read: {verdict.says}", request)
+        says = f"no result within {self._seconds:g} s"
+        raise self._unknown(
+            call, f"{says}; the last poll: {ending.says}" if ending.says else says, request
+        )
+
+    async def _post(self, path: str, body: bytes, seconds: float) -> Reply:
+        return await self._transport.single("POST", path, body, seconds)
+
+    def _polled(self) -> None:
+        self._counts.polls += 1
+
+    # Words.
+
+    def _refused(self, call: Call[Any], verdict: Verdict) -> ServerError:
+        where = self._transport.address.url
+        if verdict.status in (401, 403):
+            return AuthError(f"{where} does not take the API key for {call.kind}: {verdict.says}")
+        return Refused(
+            f"{_name(call)} was not executed by {where}: {verdict.says}",
+            transient=verdict.outcome == "transient",
+            retry_after=verdict.retry_after,
+        )
+
+    def _unknown(self, call: Call[Any], says: str, request: str | None = None) -> Unknown:
+        known = "" if request is None else f" as request {request}"
+        where = self._transport.address.url
+        return Unknown(
+            f"{_name(call)} may have been executed{known} by {where}: {says}", request=request
+        )
+
+
+def _name(call: Call[Any]) -> str:
+    return call.kind if call.seq is None else f"{call.kind} {call.seq}"

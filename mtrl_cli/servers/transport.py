@@ -1,0 +1,268 @@
+"""HTTP to one training service: two doors, one address, one key.
+
+**Pooled** is for the calls made every turn (sample and poll). It talks to the aiohttp session
+itself: httpx's request and response objects would cost more than the rest of the turn's HTTP.
+Broken keep-alive connections are met here, where a call can simply be made again.
+
+**Single** is for the calls whose outcome matters (create, train, save). It is httpx over aiohttp,
+on a fresh connection each time: a connection that the server has just closed for idleness would
+turn a training call that was never sent into one of unknown outcome.
+
+Neither door repeats anything. A call ends in a `Reply`, whatever its status, or in `NoReply`.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from mtrl_cli.errors import UsageError
+from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply, without_secret
+
+if TYPE_CHECKING:
+    import aiohttp
+    import httpx
+    import yarl
+
+PREFIX = "/api/v1/"
+CONNECT_SECONDS = 10.0
+
+# Shorter than the keep-alive of common servers (uvicorn's is 5 s), so that the pool gives up a
+# connection before the server does.
+_KEEPALIVE_SECONDS = 4.0
+
+# A body is written in pieces of this size, so that a large batch does not hold up the event loop.
+_PIECE = 2**18
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _PIECE):
+        yield body[start : start + _PIECE]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply as it came."""
+
+    status: int
+    body: bytes
+    retry_after: str | None = None
+
+
+class NoReply(Exception):  # noqa: N818
+    """A request that ended without a reply; ``verdict`` says whether it may have been executed."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.says)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a service is, and the key to it."""
+
+    url: str
+    api_key: str | None
+
+    @staticmethod
+    def of(base_url: str, api_key: str | None) -> "Address":
+        """Check what the user configured.
+
+        Raises:
+            UsageError: it is not an http(s) URL, or the key cannot be a header.
+        """
+        url = base_url.strip().rstrip("/")
+        url = url.removesuffix("/api/v1")
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError:
+            host, parts = None, urlsplit("")
+        if parts.scheme not in ("http", "https") or not host:
+            raise UsageError(
+                f"server.base_url: {base_url!r} is not an address; "
+                "write http://HOST:PORT or https://HOST"
+            )
+        if parts.username is not None or parts.password is not None:
+            raise UsageError(
+                "server.base_url: it holds a user name or password; give the key as server.api_key"
+            )
+        if parts.query or parts.fragment:
+            raise UsageError(f"server.base_url: {url!r} has a query; write the address alone")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise UsageError("server.api_key: the key holds characters no header can carry")
+        return Address(url, api_key or None)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self.api_key is not None:
+            headers["X-API-Key"] = self.api_key
+        return headers
+
+
+class Transport:
+    """The two doors to one service. Opened on the event loop that uses it.
+
+    Args:
+        address: where the service is.
+        connections: how many pooled requests are in flight at once; more of them wait.
+    """
+
+    def __init__(self, address: Address, connections: int) -> None:
+        self.address = address
+        self.limiter = Limiter()
+        self._connections = connections
+        self._urls: dict[str, yarl.URL] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._singles: aiohttp.ClientSession | None = None
+        self._client: httpx.AsyncClient | None = None
+
+    async def open(self) -> None:
+        import aiohttp
+        import httpx
+        import httpx_aiohttp
+
+        secure = self.address.url.startswith("https")
+        context = httpx.create_ssl_context() if secure else True
+        proxy = proxy_for(self.address.url)
+
+        def session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+            return aiohttp.ClientSession(
+                connector=connector,
+                headers=self.address.headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Accept-Encoding"),
+                proxy=proxy,
+            )
+
+        self._session = session(
+            aiohttp.TCPConnector(
+                limit=self._connections, keepalive_timeout=_KEEPALIVE_SECONDS, ssl=context
+            )
+        )
+        self._singles = session(aiohttp.TCPConnector(limit=0, force_close=True, ssl=context))
+        self._client = httpx.AsyncClient(
+            transport=httpx_aiohttp.AiohttpTransport(client=self._singles, verify=False),
+            base_url=self.address.url + PREFIX,
+            headers=self.address.headers,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+        for session in (self._session, self._singles):
+            if session is not None:
+                await session.close()
+        self._session = self._singles = self._client = None
+
+    async def pooled(self, path: str, body: bytes, seconds: float) -> Reply:
+        """POST over the pool and await the reply for at most ``seconds``, queueing included.
+
+        Raises:
+            NoReply: no reply came.
+        """
+        import aiohttp
+        import yarl
+
+        session = self._session
+        if session is None:
+            raise RuntimeError("the transport is not open")
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = yarl.URL(self.address.url + PREFIX + path)
+        if self.limiter.closed:
+            await self.limiter.wait()
+        try:
+            timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+            data = body if len(body) <= _PIECE else _pieces(body)
+            async with session.post(
+                url, data=data, timeout=timeout, allow_redirects=False
+            ) as response:
+                content = await response.read()
+                return Reply(response.status, content, response.headers.get("Retry-After"))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoReply(judge_exception(error)) from None
+
+    async def single(self, method: str, path: str, body: bytes | None, seconds: float) -> Reply:
+        """Make one request on a connection of its own.
+
+        Raises:
+            NoReply: no reply came.
+        """
+        import aiohttp
+        import httpx
+
+        client = self._client
+        if client is None:
+            raise RuntimeError("the transport is not open")
+        if self.limiter.closed:
+            await self.limiter.wait()
+        timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+        content: bytes | AsyncIterator[bytes] | None = body
+        headers = {}
+        if body is not None and len(body) > _PIECE:
+            content, headers = _pieces(body), {"Content-Length": str(len(body))}
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await client.request(
+                    method, path, content=content, headers=headers, timeout=timeout
+                )
+                return Reply(reply.status_code, reply.content, reply.headers.get("Retry-After"))
+        except (httpx.HTTPError, aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoReply(judge_exception(error)) from None
+
+    def judge(self, reply: Reply, *, training: bool = False) -> Verdict:
+        """Judge a reply that is not the one hoped for; a 429 closes the limiter for a while."""
+        verdict = judge_reply(
+            reply.status, reply.body, retry_after=reply.retry_after, training=training
+        )
+        if reply.status == 429:
+            self.limiter.hold(verdict.retry_after)
+        says = without_secret(verdict.says, self.address.api_key)
+        return Verdict(verdict.outcome, says, verdict.status, verdict.retry_after)
+
+
+class Limiter:
+    """What a server's 429 means for everybody: nobody sends until it is over.
+
+    Those who waited start spread over a fraction of the pause, not all in one moment.
+    """
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._pause = 0.0
+        self.held = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._until > 0.0 and time.monotonic() < self._until
+
+    def hold(self, retry_after: float | None) -> None:
+        """Close for ``retry_after`` seconds; without one for longer each time in a row."""
+        now = time.monotonic()
+        if retry_after is None:
+            recent = now < self._until + 2 * self._pause
+            retry_after = min(2 * self._pause, 10.0) if recent and self._pause else 0.25
+        self._pause = retry_after
+        self._until = max(self._until, now + retry_after)
+        self.held += 1
+
+    async def wait(self) -> None:
+        while (left := self._until - time.monotonic()) > 0:  # noqa: ASYNC110 - until moves
+            await asyncio.sleep(left + random.uniform(0.0, 0.2 * self._pause))
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for this address; looked up once, not per request."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
+        return None
+    return getproxies().get(parts.scheme)
