@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import re
 import sys
 import traceback
@@ -56,7 +57,11 @@ class App:
                 message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY
             )
 
-        return web.Server(self.handle, request_factory=request, access_log=None)
+        # Our handler logs what goes wrong in it; what is left are other people's torn requests.
+        quiet = logging.getLogger("mtrl_cli.local.http")
+        quiet.addHandler(logging.NullHandler())
+        quiet.propagate = False
+        return web.Server(self.handle, request_factory=request, access_log=None, logger=quiet)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:

@@ -23,7 +23,7 @@ import re
 import secrets
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -263,25 +263,27 @@ def _write(path: Path, fill: Any, durable: bool, overwrite: bool = False) -> Non
             os.close(folder)
 
 
-def _load_arrays(path: Path, what: str) -> tuple[Arrays, dict[str, Any]]:
+@contextlib.contextmanager
+def _reading(path: Path, what: str) -> Iterator[Any]:
+    """An open archive; whatever is wrong with the file is `MissingError`."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files if name != META}
-            return arrays, _meta_of(archive, what)
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
+            yield archive
     except FileNotFoundError:
         raise MissingError(what) from None
-    except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError) as error:
         raise MissingError(f"{what} (unreadable: {error})") from None
+
+
+def _load_arrays(path: Path, what: str) -> tuple[Arrays, dict[str, Any]]:
+    with _reading(path, what) as archive:
+        arrays = {name: archive[name] for name in archive.files if name != META}
+        return arrays, _meta_of(archive, what)
 
 
 def _load_meta(path: Path, what: str) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return _meta_of(archive, what)
-    except FileNotFoundError:
-        raise MissingError(what) from None
-    except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise MissingError(f"{what} (unreadable: {error})") from None
+    with _reading(path, what) as archive:
+        return _meta_of(archive, what)
 
 
 def _meta_of(archive: Any, what: str) -> dict[str, Any]:
