@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mtrl_cli.local.engine.blocks import BLOCK, Block, stacked
-from mtrl_cli.local.engine.ops import norm, rope_table, rotate
+from mtrl_cli.local.engine.ops import norm, turn, turns
 from mtrl_cli.local.engine.types import Array, Shape, Weights
 
 OWN = 1
@@ -73,16 +73,18 @@ class DecodeBatch:
         groups = self._page_groups(rows)
         chunk, place = np.divmod(self._filled[:rows], BLOCK)
         every = np.arange(rows)
-        cos, sin = (table[self._position[:rows], None] for table in rope_table(s))
+        factors = turns(s)[self._position[:rows]]
+        mask = self._tail_mask(rows)
         x = w["embed"][tokens[:rows]]
         for layer in range(s.layers):
             qkv = self._tiled(norm(x)[0], w[f"layer{layer}.qkv"])
-            query, key, value = qkv.reshape(rows, 3, s.heads, s.head).transpose(1, 0, 2, 3)
-            query = rotate(query, cos, sin)
-            query *= np.float32(s.head**-0.5)
-            self._keys[layer, chunk, every, :, :, place] = rotate(key, cos, sin)
+            turn(qkv, factors)
+            split = qkv.reshape(rows, 3, s.heads, s.head).transpose(1, 0, 2, 3)
+            query, key, value = np.ascontiguousarray(split)
+            self._keys[layer, chunk, every, :, :, place] = key
             self._values[layer, chunk, every, :, place] = value
-            x = x + self._tiled(self._attend(query, groups, layer), w[f"layer{layer}.out"])
+            mixed = self._attend(query, groups, mask, layer)
+            x = x + self._tiled(mixed, w[f"layer{layer}.out"])
             hidden = self._tiled(norm(x)[0], w[f"layer{layer}.up"])
             np.maximum(hidden, 0, out=hidden)
             hidden *= hidden
@@ -103,7 +105,17 @@ class DecodeBatch:
         tiles = x.reshape(-1, ROW_TILE, x.shape[-1]) @ matrix
         return np.asarray(tiles.reshape(len(x), -1))
 
-    def _attend(self, query: Array, groups: list["_PageGroups"], layer: int) -> Array:
+    def _tail_mask(self, rows: int) -> Array:
+        """0 where the tail [chunks, rows, 1, BLOCK] is filled, -inf where not."""
+        chunks = self._keys.shape[1]
+        order = np.arange(chunks * BLOCK).reshape(chunks, 1, 1, BLOCK)
+        # The token being fed is in the tail by the time of use, hence <=.
+        filled = order <= self._filled[:rows, None, None]
+        return np.where(filled, np.float32(0), np.float32(-np.inf))
+
+    def _attend(
+        self, query: Array, groups: list["_PageGroups"], mask: Array, layer: int
+    ) -> Array:
         """Attention of ``query`` [rows, heads, head]; returns [rows, width]."""
         rows, heads, width = query.shape
         depth, chunks = len(groups), self._keys.shape[1]
@@ -115,11 +127,8 @@ class DecodeBatch:
                 query[:, :, None], self._keys[layer, chunk, :rows],
                 out=scores[depth + chunk][:, :, None],
             )  # fmt: skip
-        # The token being fed is in the tail already, hence <=.
-        order = np.arange(chunks * BLOCK).reshape(chunks, 1, BLOCK)
-        empty = order > self._filled[:rows, None]
-        np.copyto(scores[depth:], -np.inf, where=empty[:, :, None])
-        scores -= scores.max((0, 3))[None, ..., None]
+        scores[depth:] += mask
+        scores -= scores.max(0).max(-1)[..., None]
         np.exp(scores, out=scores)
         mixed = np.zeros((rows, heads, width), np.float32)
         for page, group in enumerate(groups):
@@ -128,7 +137,7 @@ class DecodeBatch:
             mixed += (scores[depth + chunk][:, :, None] @ self._values[layer, chunk, :rows])[
                 :, :, 0
             ]
-        mixed /= scores.sum(-1).sum(0)[..., None]
+        mixed /= scores.sum(0).sum(-1)[..., None]
         return mixed.reshape(rows, heads * width)
 
     def _page_groups(self, rows: int) -> list["_PageGroups"]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mtrl_cli.local.engine.blocks import BLOCK, Block, stacked
-from mtrl_cli.local.engine.ops import log_normalizer, norm, rope_table, rotate
+from mtrl_cli.local.engine.ops import log_normalizer, norm, turn, turns
 from mtrl_cli.local.engine.types import Array, Shape, Weights
 
 BLOCKS_AT_ONCE = 16
@@ -35,15 +35,14 @@ def _compute(
     for row, block in zip(tokens, blocks, strict=True):
         row[: len(block.tokens)] = block.tokens
     x = weights["embed"][tokens]
-    cos, sin = (
-        np.stack([table[b.depth * BLOCK : (b.depth + 1) * BLOCK] for b in blocks])[:, None]
-        for table in _tables(shape)
-    )
+    places = np.array([block.depth * BLOCK for block in blocks])[:, None] + np.arange(BLOCK)
+    # What pads the last block may lie beyond the context: any factor will do there.
+    factors = turns(shape)[np.minimum(places, shape.context - 1)]
     for layer in range(shape.layers):
         qkv = norm(x)[0] @ weights[f"layer{layer}.qkv"]
+        turn(qkv, factors)
         split = qkv.reshape(len(blocks), BLOCK, 3, shape.heads, shape.head)
         query, key, value = split.transpose(2, 0, 3, 1, 4)
-        key = rotate(key, cos, sin)
         for n, block in enumerate(blocks):
             block.keys[layer] = key[n].swapaxes(1, 2)
             block.values[layer] = value[n]
@@ -53,10 +52,8 @@ def _compute(
             if not chosen:
                 return
             blocks = [blocks[n] for n in chosen]
-            x, query, cos, sin = x[chosen], query[chosen], cos[chosen], sin[chosen]
-        query = rotate(query, cos, sin)
-        query *= np.float32(shape.head**-0.5)
-        mixed = _attend(query, blocks, layer).transpose(0, 2, 1, 3).reshape(x.shape)
+            x, query = x[chosen], query[chosen]
+        mixed = _attend(np.ascontiguousarray(query), blocks, layer).transpose(0, 2, 1, 3).reshape(x.shape)
         x = x + mixed @ weights[f"layer{layer}.out"]
         hidden = norm(x)[0] @ weights[f"layer{layer}.up"]
         np.maximum(hidden, 0, out=hidden)
@@ -64,16 +61,6 @@ def _compute(
         x += hidden @ weights[f"layer{layer}.down"]
     for block, output in zip(blocks, norm(x)[0], strict=True):
         block.final = output
-
-
-def _tables(shape: Shape) -> tuple[Array, Array]:
-    """RoPE tables whose length is a multiple of BLOCK."""
-    cos, sin = rope_table(shape)
-    missing = -len(cos) % BLOCK
-    if not missing:
-        return cos, sin
-    pad = ((0, missing), (0, 0))
-    return np.pad(cos, pad), np.pad(sin, pad)
 
 
 def _attend(query: Array, blocks: Sequence[Block], layer: int) -> Array:
@@ -86,13 +73,13 @@ def _attend(query: Array, blocks: Sequence[Block], layer: int) -> Array:
         scores[depth, rows] = query[rows] @ stacked(pages[depth], layer, "keys")
     scores[deepest] = query @ np.stack([block.keys[layer] for block in blocks])
     scores[deepest] += _FUTURE
-    scores -= scores.max((0, 4))[None, ..., None]
+    scores -= scores.max(0).max(-1)[..., None]
     np.exp(scores, out=scores)
     mixed = np.zeros_like(query, order="C")
     for depth, rows in enumerate(reach):
         mixed[rows] += scores[depth, rows] @ stacked(pages[depth], layer, "values")
     mixed += scores[deepest] @ np.stack([block.values[layer] for block in blocks])
-    mixed /= scores.sum(-1).sum(0)[..., None]
+    mixed /= scores.sum(0).sum(-1)[..., None]
     return mixed
 
 

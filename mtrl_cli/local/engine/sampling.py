@@ -15,7 +15,6 @@ import numpy as np
 from mtrl_cli.local.engine import draw, prefill
 from mtrl_cli.local.engine.blocks import Block, BlockCache
 from mtrl_cli.local.engine.decode import DecodeBatch
-from mtrl_cli.local.engine.ops import log_normalizer
 from mtrl_cli.local.engine.types import Array, Completion, SampleSpec, Shape, Weights
 
 CACHE_BYTES = 192 * 2**20
@@ -184,14 +183,13 @@ class Sampler:
         specs = [request.spec for request in requests]
         seeds = np.array([request.seed for request in requests], np.uint64)
         steps = np.array([len(request.tokens) for request in requests], np.uint64)
-        chosen = draw.choose(
+        chosen, logprobs = draw.choose(
             logits,
             np.array([spec.temperature for spec in specs]),
             np.array([spec.top_k for spec in specs]),
             np.array([spec.top_p for spec in specs]),
             draw.uniform(seeds, steps),
         )
-        logprobs = logits[np.arange(len(chosen)), chosen] - log_normalizer(logits)[:, 0]
         finished = []
         for request, token, logprob in zip(
             requests, chosen.tolist(), logprobs.tolist(), strict=True

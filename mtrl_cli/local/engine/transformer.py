@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mtrl_cli.local.engine.ops import norm, norm_backward, rope_table, rotate
+from mtrl_cli.local.engine.ops import norm, norm_backward, turn, turns
 from mtrl_cli.local.engine.types import Array, Shape, Weights
 
 
 @dataclass(frozen=True)
 class KeysValues:
-    """Keys (rotated) and values of a prefix in one layer, each [H, p, h]."""
+    """Keys (turned) and values of a prefix in one layer, each [H, p, h]."""
 
     keys: Array
     values: Array
@@ -38,8 +38,8 @@ class LayerTape:
 
     normed_in: Array  # [N, width], input of qkv
     inverse_in: Array  # [N, 1]
-    query: Array  # [H, rows, length, h], rotated and scaled
-    key: Array  # rotated
+    query: Array  # [H, rows, length, h], turned and scaled
+    key: Array  # turned
     value: Array
     attention: Array  # [H, rows, length, p + length], after the softmax
     mixed: Array  # [H, rows, length, h], attention @ values
@@ -70,18 +70,15 @@ def forward(
     rows, length = tokens.shape
     offset = prefix[0].keys.shape[1] if prefix else 0
     x = weights["embed"][tokens.ravel()]
-    cos, sin = rope_table(shape, x.dtype.name)
-    turn = cos[offset : offset + length], sin[offset : offset + length]
+    factors = turns(shape, x.dtype.name)[offset : offset + length]
     future = np.triu(np.full((length, length), -np.inf, x.dtype), 1)
     tapes = []
     for layer in range(shape.layers):
         normed_in, inverse_in = norm(x)
-        qkv = normed_in @ weights[f"layer{layer}.qkv"]
+        qkv = (normed_in @ weights[f"layer{layer}.qkv"]).reshape(rows, length, -1)
+        turn(qkv, factors)
         split = qkv.reshape(rows, length, 3, shape.heads, shape.head).transpose(2, 3, 0, 1, 4)
-        query = rotate(split[0], *turn)
-        query *= shape.head**-0.5
-        key = rotate(split[1], *turn)
-        value = np.ascontiguousarray(split[2])
+        query, key, value = np.ascontiguousarray(split)
         before = prefix[layer] if prefix else None
         attention = _attention(query, key, before, future)
         mixed = _mix(attention, value, before)
@@ -116,8 +113,7 @@ def backward(
     The head's share of the ``embed`` gradient is the caller's.
     """
     rows, length = tape.tokens.shape
-    cos, sin = rope_table(shape, grad.dtype.name)
-    turn = cos[tape.offset : tape.offset + length], -sin[tape.offset : tape.offset + length]
+    factors = turns(shape, grad.dtype.name)[tape.offset : tape.offset + length].conj()
     into_prefix = []
     dx = norm_backward(grad, tape.output, tape.inverse)
     for layer in reversed(range(shape.layers)):
@@ -139,10 +135,10 @@ def backward(
         if continued:
             dkey[:, 0] += continued[layer].keys
             dvalue[:, 0] += continued[layer].values
-        dquery *= shape.head**-0.5
         dqkv = np.empty((rows, length, 3, shape.heads, shape.head), grad.dtype)
         parts = dqkv.transpose(2, 3, 0, 1, 4)
-        parts[0], parts[1], parts[2] = rotate(dquery, *turn), rotate(dkey, *turn), dvalue
+        parts[0], parts[1], parts[2] = dquery, dkey, dvalue
+        turn(dqkv.reshape(rows, length, -1), factors)
         flat = dqkv.reshape(rows * length, 3 * shape.width)
         gradients[f"layer{layer}.qkv"] += t.normed_in.T @ flat
         dx += norm_backward(
