@@ -29,6 +29,7 @@ a traceback to its last line, and control characters are shown instead of sent t
 """
 
 import email.utils
+import errno
 import html
 import json
 import random
@@ -163,7 +164,8 @@ def _fate(error: BaseException) -> str:
     if _not_connected(error):
         if "ConnectionTimeoutError" in names or "ConnectTimeout" in names:
             return "no connection in time"
-        refused = "refused" in str(error).lower() or "111" in str(error)
+        code = getattr(getattr(error, "os_error", error), "errno", None)
+        refused = code == errno.ECONNREFUSED or "refused" in str(error).lower()
         return "connection refused" if refused else "no connection"
     if "TimeoutError" in names or "TimeoutException" in names:
         return "no reply in time"

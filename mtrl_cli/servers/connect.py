@@ -1,0 +1,80 @@
+"""From a configuration to the client of its training service."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mtrl_cli.config.schema import ServerConfig, ServerKind
+from mtrl_cli.errors import UsageError
+from mtrl_cli.servers.interface import Capabilities
+from mtrl_cli.servers.launch import EmbeddedServer, default_store
+from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.transport import Address
+
+_HOSTED = "thinkingmachines.dev"
+
+
+def embedded_for(config: ServerConfig, *, log: Path | None = None) -> EmbeddedServer | None:
+    """The embedded server to start for this configuration, not started.
+
+    None where the configuration names a server that runs already.
+    """
+    if config.kind is not ServerKind.local or config.base_url is not None:
+        return None
+    store = default_store() if config.store is None else Path(config.store).expanduser()
+    return EmbeddedServer(store, base_model=config.base_model, log=log)
+
+
+def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) -> TinkerService:
+    """The client of the configured service, not connected.
+
+    Args:
+        config: the ``server`` group of the experiment.
+        embedded: the started server of `embedded_for`; its address and key win.
+    """
+    local = config.kind is ServerKind.local
+    if embedded is not None:
+        address = Address.of(embedded.url, embedded.api_key)
+    elif config.base_url is not None:
+        address = Address.of(config.base_url, config.api_key)
+    elif local:
+        raise RuntimeError("start the server of embedded_for first")
+    else:
+        raise UsageError("server.base_url: missing; write the address of the Tinker server")
+    return TinkerService(
+        address,
+        config.base_model,
+        local_capabilities(config) if local else tinker_capabilities(address.url),
+        connections=config.connections,
+        sample_timeout=config.sample_timeout,
+        training_timeout=config.training_timeout,
+        key_variable="MTRL_API_KEY" if local else "TINKER_API_KEY",
+    )
+
+
+def local_capabilities(config: ServerConfig) -> Capabilities:
+    """What the embedded server does."""
+    return Capabilities(
+        snapshots="immutable",
+        dedupes=True,
+        policy_logprobs=True,
+        reports_weights=True,
+        full_training=True,
+        context=config.context,
+    )
+
+
+def tinker_capabilities(url: str) -> Capabilities:
+    """What a Tinker server of unknown make can be trusted with.
+
+    The protocol has no word for either property, so the cautious value stands: SkyRL tx samples
+    an old snapshot with the live weights, and some servers ignore sequence ids.
+    """
+    host = urlsplit(url).hostname or ""
+    hosted = host == _HOSTED or host.endswith("." + _HOSTED)
+    return Capabilities(
+        snapshots="immutable" if hosted else "live",
+        dedupes=False,
+        policy_logprobs=True,
+        reports_weights=False,
+        full_training=False,
+    )
