@@ -1,0 +1,124 @@
+"""The commands. Each one parses, calls and presents; what it calls is imported when it is used,
+so that help stays quick."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtrl_cli import __version__
+from mtrl_cli.cli.failures import told_in_one_line
+from mtrl_cli.cli.help import ExperimentCommand
+
+app = typer.Typer(
+    name="mtrl",
+    help="Multi-turn reinforcement learning of language-model agents, from the client's side.",
+    epilog="mtrl train --help lists the experiments and what can be set.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", hidden=True, help="conf=NAME, GROUP=OPTION, KEY=VALUE"),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would happen; contact and create nothing.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+ConfigDirs = Annotated[
+    list[Path] | None,
+    typer.Option("--config-dir", metavar="DIR", help="Search this folder for YAML files first."),
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mtrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def mtrl(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Multi-turn reinforcement learning of language-model agents, from the client's side."""
+
+
+@app.command(cls=ExperimentCommand)
+def train(
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    config_dir: ConfigDirs = None,
+    debug: Debug = False,
+) -> None:
+    """Train an agent, publish policies.
+
+    Plays groups of episodes, learns from them, and publishes a policy after each step.
+    conf=NAME chooses the experiment (blackjack without it), KEY=VALUE changes it.
+    """
+    from mtrl_cli.cli.experiment import Asked, carry_out
+
+    asked = Asked("train", overrides or [], config_dir or [])
+    with told_in_one_line(debug=debug) as teller:
+        raise typer.Exit(carry_out(asked, teller, dry_run=dry_run, as_json=as_json))
+
+
+@app.command(cls=ExperimentCommand)
+def rollout(
+    overrides: Overrides = None,
+    groups: Annotated[
+        int, typer.Option("--groups", metavar="N", min=1, help="Groups of episodes to play.")
+    ] = 4,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    config_dir: ConfigDirs = None,
+    debug: Debug = False,
+) -> None:
+    """Play episodes under one policy.
+
+    policy=URI names it; without it the base model plays. Nothing is trained.
+    conf=NAME chooses the experiment (blackjack without it), KEY=VALUE changes it.
+    """
+    from mtrl_cli.cli.experiment import Asked, carry_out
+
+    asked = Asked("rollout", overrides or [], config_dir or [], groups)
+    with told_in_one_line(debug=debug) as teller:
+        raise typer.Exit(carry_out(asked, teller, dry_run=dry_run, as_json=as_json))
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8008,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", metavar="DIR", help="Folder of the weights.", show_default=False),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key-env",
+            metavar="NAME",
+            help="Environment variable with the key that clients must send.",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve the small embedded model.
+
+    Speaks the Tinker API, in the foreground, until Ctrl-C.
+    """
+    from mtrl_cli.cli.serve import serve as run_server
+
+    with told_in_one_line(debug=debug):
+        run_server(host, port, store, api_key_env)

@@ -1,0 +1,132 @@
+"""What a run would do, told without doing any of it.
+
+`plan` is the machine's form, `text` a person's. Both are made from an experiment in which every
+secret is a mask.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mtrl_cli.config.compose import Composed
+from mtrl_cli.config.places import shown
+from mtrl_cli.config.schema import Experiment, ServerKind
+
+CLOSING = "Dry run complete. To start it, remove --dry-run from your command."
+
+
+def plan(
+    command: str, composed: Composed, experiment: Experiment, groups: int | None
+) -> dict[str, Any]:
+    """The facts of a dry run. ``groups`` is what a rollout plays; None for training."""
+    group, budget, server = experiment.group, experiment.budget, experiment.server
+    steps = experiment.train.steps if groups is None else None
+    per_step = group.per_step if groups is None else groups
+    return {
+        "command": command,
+        "experiment": experiment.name,
+        "file": shown(composed.file),
+        "overrides": [override.shown for override in composed.overrides],
+        "task": experiment.task.name,
+        "steps": steps,
+        "groups_per_step" if groups is None else "groups": per_step,
+        "group_size": group.size,
+        "trajectories": (steps or 1) * per_step * group.size,
+        "at_once": min(experiment.run.concurrency, per_step * group.size),
+        "budget": {
+            "turn_tokens": budget.turn_tokens,
+            "trajectory_tokens": budget.trajectory_tokens,
+            "max_turns": budget.max_turns,
+            "deadline": budget.deadline,
+        },
+        "server": {
+            "kind": server.kind.value,
+            "address": server.base_url,
+            "base_model": server.base_model,
+        },
+        "environment": {
+            "kind": experiment.env.kind.value,
+            "entrypoint": experiment.env.entrypoint,
+        },
+        "policy": experiment.policy,
+        "evaluation": _evaluation(experiment) if groups is None else None,
+        "secrets": [
+            {"key": one.key, "from": one.variable, "set": one.present, "required": one.required}
+            for one in composed.secrets
+        ],
+        "runs": experiment.run.dir,
+    }
+
+
+def text(facts: Mapping[str, Any]) -> list[str]:
+    """The lines of a dry run."""
+    lines = [f"{label:<12}{line}" for label, line in _facts(facts)]
+    return lines if lacking(facts) else [*lines, "", CLOSING]
+
+
+def lacking(facts: Mapping[str, Any]) -> bool:
+    """Whether a secret that the run needs is not set."""
+    return any(secret["required"] and not secret["set"] for secret in facts["secrets"])
+
+
+def _evaluation(experiment: Experiment) -> dict[str, Any]:
+    evaluation = experiment.eval
+    during = evaluation.games_during if evaluation.games and evaluation.every else 0
+    return {"games": evaluation.games, "every": evaluation.every, "games_during": during}
+
+
+def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "experiment", f"{facts['experiment']} ({facts['file']})"
+    if facts["overrides"]:
+        yield "changed", " ".join(facts["overrides"])
+    yield "task", facts["task"]
+    yield facts["command"], _counts(facts)
+    budget = facts["budget"]
+    yield (
+        "budget",
+        (
+            f"{budget['turn_tokens']:,} tokens a turn,"
+            f" {budget['trajectory_tokens']:,} a trajectory, {budget['max_turns']} turns,"
+            f" {budget['deadline']:g} s"
+        ),
+    )
+    yield "server", _server(facts["server"])
+    environment = facts["environment"]
+    yield "environment", f"{environment['kind']}: {environment['entrypoint']}"
+    if facts["policy"]:
+        yield "policy", facts["policy"]
+    if facts["evaluation"]:
+        yield "evaluation", _games(facts["evaluation"])
+    for secret in facts["secrets"]:
+        yield "secret", _secret(secret)
+    yield "run folder", f"in {facts['runs']}/ (not created)"
+
+
+def _counts(facts: Mapping[str, Any]) -> str:
+    groups = facts.get("groups_per_step", facts.get("groups"))
+    factors = [f"{groups} groups", f"{facts['group_size']} trajectories"]
+    if facts["steps"] is not None:
+        factors.insert(0, f"{facts['steps']:,} steps")
+    product = " × ".join(factors)
+    return f"{product} = {facts['trajectories']:,} episodes, {facts['at_once']:,} at once"
+
+
+def _server(server: Mapping[str, Any]) -> str:
+    if server["kind"] == ServerKind.local.value and server["address"] is None:
+        return f"local: {server['base_model']}, started for the run (not started)"
+    return f"{server['kind']}: {server['base_model']} at {server['address']} (not contacted)"
+
+
+def _games(evaluation: Mapping[str, Any]) -> str:
+    if not evaluation["games"]:
+        return "none"
+    during = f", {evaluation['games_during']:,} every {evaluation['every']:,} steps"
+    return f"{evaluation['games']:,} games before and after" + (
+        during if evaluation["every"] else ""
+    )
+
+
+def _secret(secret: Mapping[str, Any]) -> str:
+    if secret["from"] is None:
+        return f"{secret['key']}: set, as a literal (better: '{secret['key']}=${{oc.env:NAME}}')"
+    state = "set" if secret["set"] else "NOT SET" if secret["required"] else "not set (optional)"
+    return f"{secret['key']} from {secret['from']}: {state}"

@@ -1,0 +1,98 @@
+"""From the arguments of ``train`` and ``rollout`` to a dry run or a run."""
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from mtrl_cli.cli.failures import Teller
+from mtrl_cli.config.compose import Composed, compose
+from mtrl_cli.config.resolve import refuse_invalid, resolve
+from mtrl_cli.config.schema import Experiment
+from mtrl_cli.display.state import DisplayPlan
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless
+from mtrl_cli.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for. ``groups`` is how many groups a rollout plays."""
+
+    command: str
+    overrides: Sequence[str]
+    config_dirs: Sequence[Path] = ()
+    groups: int | None = None
+
+    @property
+    def trains(self) -> bool:
+        return self.command == "train"
+
+
+def carry_out(asked: Asked, teller: Teller, *, dry_run: bool, as_json: bool) -> int:
+    """The exit code of a dry run or of a run."""
+    if as_json and not dry_run:
+        raise UsageError("--json goes with --dry-run")
+    composed = compose(None, asked.overrides, asked.config_dirs)
+    # A configuration may have copied a secret into what an error quotes.
+    teller.redact = composed.redact
+    return _dry_run(asked, composed, as_json) if dry_run else _run(asked, composed, teller)
+
+
+def _dry_run(asked: Asked, composed: Composed, as_json: bool) -> int:
+    from mtrl_cli.cli import dry_run
+
+    experiment = resolve(composed, secrets=False)
+    refuse_invalid(experiment, composed, training=asked.trains)
+    facts = dry_run.plan(asked.command, composed, experiment, asked.groups)
+    screen, redact = Screen(sys.stdout), composed.redact
+    if as_json:
+        screen.line(redact(json.dumps(facts, indent=2)))
+    else:
+        for line in dry_run.text(facts):
+            screen.line(harmless(redact(line)))
+    if dry_run.lacking(facts):
+        resolve(composed)  # raises what the run would: the variable, and the key that needs it
+    return 0
+
+
+def _run(asked: Asked, composed: Composed, teller: Teller) -> int:
+    from mtrl_cli.cli.session import Session
+
+    experiment = resolve(composed)
+    refuse_invalid(experiment, composed, training=asked.trains)
+    session = Session(
+        plan=_display_plan(asked, experiment),
+        teller=teller,
+        play=_play_command(asked, composed),
+    )
+    if asked.trains:
+        from mtrl_cli.training.run import train
+
+        return session.run(partial(train, experiment, composed.yaml))
+    from mtrl_cli.training.play import play
+
+    return session.run(partial(play, experiment, composed.yaml, groups=asked.groups or 1))
+
+
+def _display_plan(asked: Asked, experiment: Experiment) -> DisplayPlan:
+    return DisplayPlan(
+        title=f"{asked.command} {experiment.name}",
+        games=experiment.eval.games,
+        games_during=experiment.eval.games_during,
+        concurrency=experiment.run.concurrency,
+        drain_timeout=experiment.run.drain_timeout,
+        keep_groups=not asked.trains,
+        total_groups=asked.groups,
+    )
+
+
+def _play_command(asked: Asked, composed: Composed) -> str | None:
+    """The short way to play what was trained: only where nothing but the name matters."""
+    if composed.overrides or asked.config_dirs or "/" in composed.conf:
+        return None
+    named = any(argument.startswith("conf=") for argument in asked.overrides)
+    return "mtrl rollout" + (f" conf={shlex.quote(composed.conf)}" if named else "")

@@ -1,0 +1,36 @@
+"""Help that lists what can be composed: experiments, config groups and their options.
+
+A plain walk over the folders, without Hydra: help must be quick.
+"""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+_EXAMPLES = """\
+Examples:
+  mtrl {name}
+  mtrl {name} conf=NAME group.size=16 --dry-run
+  mtrl {name} conf=./mine.yaml 'server.base_url="http://host:8000"'
+Quote what your shell would expand: brackets, braces, ~ and $."""
+
+
+class ExperimentCommand(TyperCommand):
+    """A command that takes overrides."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        formatter.write("\n" + _listing() + "\n\n" + _EXAMPLES.format(name=self.name) + "\n")
+
+
+def _listing() -> str:
+    from mtrl_cli.config import places
+
+    dirs = places.search_dirs()
+    lines = ["Experiments (conf=NAME):", f"  {', '.join(places.experiments(dirs))}"]
+    groups = places.groups(dirs)
+    if groups:
+        width = max(map(len, groups))
+        lines += ["", "Config groups (GROUP=OPTION, GROUP.KEY=VALUE):"]
+        lines += [f"  {group:<{width}}  {', '.join(names)}" for group, names in groups.items()]
+    return "\n".join(lines)

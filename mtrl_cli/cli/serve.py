@@ -1,0 +1,49 @@
+"""``mtrl serve``: the embedded policy server in the foreground.
+
+The server is a process of its own and this command becomes it, so that signals and the exit
+code are the server's.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from mtrl_cli.errors import MtrlError, UsageError
+
+
+def serve(host: str, port: int, store: Path | None, api_key_env: str | None) -> NoReturn:
+    """Become the server. Returns only by raising `MtrlError`."""
+    if api_key_env is not None and not os.environ.get(api_key_env):
+        raise UsageError(f"environment variable {api_key_env} is not set (--api-key-env)")
+    _require_free(host, port)
+    arguments = ["--store", str(store or default_store()), "--host", host, "--port", str(port)]
+    if api_key_env is not None:
+        arguments += ["--api-key-env", api_key_env]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "mtrl_cli.local", *arguments])
+
+
+def default_store() -> Path:
+    """The user's folder of weights: the one that runs use when ``server.store`` is null."""
+    data = os.environ.get("XDG_DATA_HOME")
+    base = Path(data) if data else Path.home() / ".local" / "share"
+    return base / "mtrl" / "store"
+
+
+def _require_free(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before a model is loaded for nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise MtrlError(
+            f"cannot listen on {host}:{port}: {reason}; choose another --port (0: a free one)"
+        ) from error

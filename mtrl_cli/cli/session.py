@@ -1,0 +1,125 @@
+"""One run in the foreground: its event loop, its screen, its signals, its exit code."""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from mtrl_cli.cli.failures import FAILED, Teller
+from mtrl_cli.cli.signals import Signals
+from mtrl_cli.display.presenter import TICK, Presenter, presenter
+from mtrl_cli.display.state import DisplayPlan, Stopping
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless
+from mtrl_cli.rollout.events import Observer
+from mtrl_cli.runs.stop import Stage, StopRequest
+from mtrl_cli.training.events import RunFinished
+
+FINISHED, QUARANTINED, INTERRUPTED = 0, 5, 130
+
+LINGER = 3.0
+"""Seconds that threads may keep the process alive after the run has ended and said so."""
+
+
+class Work(Protocol):
+    """`train` or `play`, given everything but who watches and who stops."""
+
+    def __call__(
+        self, *, observer: Observer, stop: StopRequest
+    ) -> Coroutine[Any, Any, RunFinished]: ...
+
+
+class Session:
+    """Runs one piece of work to its end, whatever that end is."""
+
+    def __init__(self, *, plan: DisplayPlan, teller: Teller, play: str | None) -> None:
+        self._teller = teller
+        self._presenter: Presenter = presenter(plan, redact=teller.redact, play=play)
+        self._signals = Signals(last_words=self._last_words)
+
+    def run(self, work: Work) -> int:
+        """The exit code."""
+        code = FAILED
+        with asyncio.Runner() as runner:
+            try:
+                finished = runner.run(self._watched(work))
+            except (Exception, asyncio.CancelledError, KeyboardInterrupt) as error:
+                self._presenter.close()
+                code = self._failed(error)
+            else:
+                self._presenter.close()
+                code = self._code(finished)
+            # From here on there is nothing left to wait for: a thread that hangs in foreign code
+            # must not keep the process.
+            _leave_after(LINGER, code)
+        return code
+
+    async def _watched(self, work: Work) -> RunFinished:
+        stop = StopRequest()
+        with self._signals.handled(stop):
+            screen = asyncio.create_task(self._draw(stop))
+            try:
+                return await work(observer=self._presenter.observe, stop=stop)
+            finally:
+                screen.cancel()
+
+    async def _draw(self, stop: StopRequest) -> None:
+        """Draw a few times a second, and say at once when a stop goes one stage further."""
+        shown = Stage.RUN
+        while True:
+            if stop.stage > shown:
+                shown = stop.stage
+                since = asyncio.get_running_loop().time()
+                self._presenter.stopping(Stopping(int(shown), self._signals.cause, since))
+            self._presenter.tick()
+            await self._next_drawing(stop, shown)
+
+    async def _next_drawing(self, stop: StopRequest, shown: Stage) -> None:
+        if shown is Stage.STOP:
+            await asyncio.sleep(TICK)
+            return
+        try:
+            async with asyncio.timeout(TICK):
+                await stop.reached(Stage(shown + 1))
+        except TimeoutError:
+            return
+
+    def _failed(self, error: BaseException) -> int:
+        if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+            return self._signals.code or INTERRUPTED
+        code = self._teller.tell(error)
+        if run := self._presenter.state.run:
+            Screen(sys.stderr).line(harmless(f"  run: {run.folder}"))
+        return code
+
+    def _code(self, finished: RunFinished) -> int:
+        if finished.status == "cancelled":
+            return self._signals.code or INTERRUPTED
+        if finished.status != "finished":
+            return FAILED
+        return QUARANTINED if finished.quarantined else FINISHED
+
+    def _last_words(self) -> str:
+        """What an abort says. Called from a signal handler: nothing here may wait or draw."""
+        state = self._presenter.state
+        where = f"; {state.run.folder}/ledger.jsonl names what may still live" if state.run else ""
+        groups = f"{len(state.groups)} groups in flight dropped"
+        return self._teller.redact(f"aborted: {groups}, nothing returned{where}")
+
+
+def _leave_after(seconds: float, code: int) -> None:
+    """End the process with ``code`` even if a thread does not let it end."""
+
+    def leave() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue
+        os._exit(code)
+
+    watchdog = threading.Timer(seconds, leave)
+    watchdog.daemon = True
+    watchdog.start()

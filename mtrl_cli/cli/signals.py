@@ -1,0 +1,109 @@
+"""Signals while a run is in the foreground.
+
+    first SIGINT or SIGTERM  → drain: nothing new starts, issued work settles
+    second                   → stop: work is dropped, what was borrowed is returned
+    third                    → abort: the terminal is restored, a report is written, exit at once
+
+`signal.signal` is used and not the loop's handlers, because a blocked event loop would never
+get to the third one. A handler runs between two bytecodes of anything, so it only counts, wakes
+the loop, and writes with `os.write`.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from mtrl_cli.runs.stop import Stage, StopRequest
+
+DEBOUNCE = 0.2
+"""Seconds within which a second signal counts as the same: `uv run` and others deliver twice."""
+
+_CAUSES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "terminal closed"}
+
+_SHOW_CURSOR = b"\x1b[?25h\r\n"
+_HIDE_CURSOR = b"\x1b[?25l"
+
+
+class Signals:
+    """Counts signals and turns them into stages of a `StopRequest`."""
+
+    def __init__(self, *, last_words: Callable[[], str]) -> None:
+        self._last_words = last_words
+        self._stop: StopRequest | None = None
+        self._count = 0
+        self._last = -DEBOUNCE
+        self._first: int | None = None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of a run that was stopped by a signal; None if none came."""
+        return None if self._first is None else 128 + self._first
+
+    @property
+    def cause(self) -> str:
+        """What asked for the stop, in words."""
+        return "mtrl cancel" if self._first is None else _CAUSES[signal.Signals(self._first)]
+
+    @contextlib.contextmanager
+    def handled(self, stop: StopRequest) -> Iterator[None]:
+        """Handle signals while inside. What the process was started to ignore stays ignored."""
+        self._stop = stop
+        handlers: dict[int, Callable[[int, FrameType | None], Any]] = {
+            signal.SIGINT: self._request,
+            signal.SIGTERM: self._request,
+            signal.SIGHUP: self._hang_up,
+            signal.SIGTSTP: _suspend,
+        }
+        before = {number: signal.getsignal(number) for number in handlers}
+        for number, handler in handlers.items():
+            if before[number] is not signal.SIG_IGN:
+                signal.signal(number, handler)
+        try:
+            yield
+        finally:
+            for number, previous in before.items():
+                signal.signal(number, previous)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._last < DEBOUNCE:
+            return
+        self._last = now
+        self._count += 1
+        if self._first is None:
+            self._first = number
+        if self._count > Stage.STOP:
+            self._abort(number)
+        assert self._stop is not None
+        self._stop.request(Stage(self._count))
+
+    def _hang_up(self, number: int, frame: FrameType | None) -> None:
+        """The terminal is gone; that is a request to drain, and never more than one."""
+        if self._count == 0:
+            self._request(number, frame)
+
+    def _abort(self, number: int) -> None:
+        text = self._last_words().encode("utf-8", "replace") + b"\n"
+        restore = _SHOW_CURSOR if os.isatty(1) else b""
+        for descriptor, told in ((1, restore), (2, text)):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, told)
+        os._exit(128 + number)
+
+
+def _suspend(number: int, frame: FrameType | None) -> None:
+    """Ctrl-Z: give the shell its cursor, sleep, and take the cursor again."""
+    terminal = os.isatty(1)
+    if terminal:
+        with contextlib.suppress(OSError):
+            os.write(1, _SHOW_CURSOR)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    signal.signal(number, _suspend)
+    if terminal:
+        with contextlib.suppress(OSError):
+            os.write(1, _HIDE_CURSOR)
