@@ -117,6 +117,18 @@ class TrainingService(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
+    def describe(self) -> str:
+        """What kind of server this is and where, for people."""
+        ...
+
+    async def check(self) -> None:
+        """Reach the server, check the key and the base model; open and change nothing.
+
+        Raises:
+            ServerError: with one line that says what was tried and what to change.
+        """
+        ...
+
     async def connect(self) -> None:
         """Reach the server, check the key and the base model, open a session, start its heartbeat.
 

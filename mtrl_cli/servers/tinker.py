@@ -106,6 +106,16 @@ class TinkerService:
 
     # --- its life ---------------------------------------------------------------------------
 
+    def describe(self) -> str:
+        return f"Tinker API at {self._address.url}"
+
+    async def check(self) -> None:
+        await self._transport.open()
+        try:
+            await self._check_models()
+        finally:
+            await self._transport.close()
+
     async def connect(self) -> None:
         await self._transport.open()
         try:

@@ -54,6 +54,7 @@ class Frame:
         stop: StopRequest,
     ) -> None:
         self.experiment = experiment
+        self.trains = kind == "train"
         self.plan = TrainingPlan(experiment)
         self.folder = RunFolder.create(Path(experiment.run.dir), experiment.name, kind, config_yaml)
         self.observer = observer
@@ -132,7 +133,7 @@ class Frame:
 
     async def _with_parts(self, work: Work) -> None:
         self.observer(PhaseStarted("start-up"))
-        async with assemble(self.experiment, self.folder) as parts:
+        async with assemble(self.experiment, self.folder, training=self.trains) as parts:
             try:
                 await work(parts)
             finally:
