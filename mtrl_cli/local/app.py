@@ -1,7 +1,7 @@
 """The HTTP side: paths to calls, answers to bodies, reasons to statuses.
 
-aiohttp's low-level server with a table of our own: a request costs one dictionary look-up here
-and no router, middleware or signal. Every body in and out passes through the codec. A refused
+A request costs one dictionary look-up here, and what can be answered at once is: only what waits
+(a long poll, the disk) is a coroutine. Every body in and out passes through the codec. A refused
 request is `{"detail": reason}` with its status; nothing it asked for has happened.
 """
 
@@ -10,31 +10,30 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
 import re
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote
-
-from aiohttp import web
 
 from mtrl_cli.local import codec, listing
 from mtrl_cli.local.errors import RefusedError
 from mtrl_cli.local.service import Service
 from mtrl_cli.local.store import MissingError, Ref, check_name, parse_uri
 from mtrl_cli.local.validate import text
+from mtrl_cli.local.wire import Listener, Request, Response
 
 PREFIX = "/api/v1/"
-MAX_BODY = 64 * 2**20
 Body = dict[str, Any]
 Reply = Mapping[str, Any] | bytes
-Post = Callable[[Body, bytes], Awaitable[Reply]]
+Answer = Reply | Coroutine[None, None, Reply]
+Post = Callable[[Body, bytes], Answer]
+Get = Callable[..., Answer]
 
 _T = TypeVar("_T")
-_HEADERS = {"Content-Type": codec.CONTENT_TYPE}
+_JSON = codec.CONTENT_TYPE.encode()
 
 
 class App:
@@ -44,68 +43,49 @@ class App:
         self._posts: dict[str, Post] = {
             PREFIX + name: handler for name, handler in self._table().items()
         }
-        self._gets: list[tuple[re.Pattern[str], Callable[..., Awaitable[Reply]]]] = [
+        self._gets: list[tuple[re.Pattern[str], Get]] = [
             (re.compile(pattern), handler) for pattern, handler in self._get_table()
         ]
 
-    def server(self) -> web.Server:
-        loop = asyncio.get_running_loop()
+    def listener(self) -> Listener:
+        return Listener(self.handle, trouble)
 
-        def request(*args: Any) -> web.BaseRequest:
-            message, payload, protocol, writer, task = args
-            return web.BaseRequest(
-                message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY
-            )
-
-        # Our handler logs what goes wrong in it; what is left are other people's torn requests.
-        quiet = logging.getLogger("mtrl_cli.local.http")
-        quiet.addHandler(logging.NullHandler())
-        quiet.propagate = False
-        return web.Server(self.handle, request_factory=request, access_log=None, logger=quiet)
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    def handle(self, request: Request) -> Response | Coroutine[None, None, Response]:
+        """Answer at once where nothing must be waited for, and with a coroutine otherwise."""
         try:
-            return _respond(200, await self._answer(request))
-        except RefusedError as refused:
-            return _respond(refused.status, codec.plain({"detail": refused.reason}))
-        except web.HTTPRequestEntityTooLarge:
-            detail = f"body: larger than {MAX_BODY} bytes; send fewer data in one request"
-            return _respond(413, codec.plain({"detail": detail}))
+            reply = self._route(request)
         except Exception as error:
-            sys.stderr.write(traceback.format_exc())
-            detail = f"{type(error).__name__} in the server: {error}"[:500]
-            return _respond(500, codec.plain({"detail": detail}))
+            return _unhappy(error)
+        if isinstance(reply, bytes):
+            return Response(200, reply)
+        if isinstance(reply, Mapping):
+            return Response(200, codec.plain(reply))
+        return _later(reply)
 
-    async def _answer(self, request: web.BaseRequest) -> bytes:
-        path = request.raw_path
-        if self._key is not None and path != PREFIX + "healthz":
-            given = request.headers.get("X-API-Key", "").encode()
+    def _route(self, request: Request) -> Answer:
+        target = request.target
+        if self._key is not None and target != PREFIX + "healthz":
+            given = request.headers.get(b"x-api-key", b"")
             if not hmac.compare_digest(given, self._key):
                 raise RefusedError(401, "X-API-Key: missing or not the key of this server")
-        if request.method == "POST":
-            reply = await self._post(request, path)
-        else:
-            reply = await self._get(request.method, path)
-        return reply if isinstance(reply, bytes) else codec.plain(reply)
-
-    async def _post(self, request: web.BaseRequest, path: str) -> Reply:
-        handler = self._posts.get(path)
+        if request.method != "POST":
+            return self._get(request.method, target)
+        handler = self._posts.get(target)
         if handler is None:
-            match = re.fullmatch(PREFIX + r"sessions/([^/?]+)/finish", path)
+            match = re.fullmatch(PREFIX + r"sessions/([^/?]+)/finish", target)
             if match is None:
-                raise RefusedError(404, f"POST {path[:200]}: no such endpoint")
+                raise RefusedError(404, f"POST {target[:200]}: no such endpoint")
             handler = partial(self._finish_session, match[1])
-        raw = await request.read()
-        if not request.headers.get("Content-Type", "").startswith(codec.CONTENT_TYPE):
+        if not request.headers.get(b"content-type", b"").startswith(_JSON):
             raise RefusedError(415, f"Content-Type: expected {codec.CONTENT_TYPE}")
-        return await handler(codec.parse(raw), raw)
+        return handler(codec.parse(request.body), request.body)
 
-    async def _get(self, method: str, path: str) -> Reply:
-        path, _, query = path.partition("?")
+    def _get(self, method: str, target: str) -> Answer:
+        path, _, query = target.partition("?")
         for pattern, handler in self._gets:
             match = pattern.fullmatch(f"{method} {path}")
             if match is not None:
-                return await handler(*(unquote(group) for group in match.groups()), query=query)
+                return handler(*(unquote(group) for group in match.groups()), query=query)
         raise RefusedError(404, f"{method} {path[:200]}: no such endpoint")
 
     def _table(self) -> dict[str, Post]:
@@ -129,7 +109,7 @@ class App:
             "telemetry": self._telemetry,
         }
 
-    def _get_table(self) -> list[tuple[str, Callable[..., Awaitable[Reply]]]]:
+    def _get_table(self) -> list[tuple[str, Get]]:
         checkpoint = r"DELETE /api/v1/training_runs/([^/]+)/checkpoints/([^/]+)/(.+)"
         return [
             (r"GET /api/v1/healthz", self._healthz),
@@ -146,22 +126,27 @@ class App:
 
     # --- promises
 
-    async def _retrieve(self, body: Body, raw: bytes) -> Reply:
+    def _retrieve(self, body: Body, raw: bytes) -> Answer:
         request_id = text(body, "request_id")
+        answer = self._service.promises.peek(request_id)
+        return self._wait(request_id) if answer is None else answer
+
+    async def _wait(self, request_id: str) -> Reply:
         service = self._service
         answer = await service.promises.retrieve(request_id, service.settings.patience)
         if answer is None:
             return {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         return answer
 
-    async def _sample(self, body: Body, raw: bytes) -> Reply:
-        return _promise(await self._service.sampling.submit(codec.sample(body)))
+    def _sample(self, body: Body, raw: bytes) -> Answer:
+        request_id = self._service.sampling.submit(codec.sample(body))
+        return _promise(request_id) if isinstance(request_id, str) else _promised(request_id)
 
-    async def _train(self, backward: bool, body: Body, raw: bytes) -> Reply:
+    def _train(self, backward: bool, body: Body, raw: bytes) -> Reply:
         digest = _digest("forward_backward" if backward else "forward", raw)
         return _promise(self._service.train(codec.train(body, backward), digest))
 
-    async def _optim(self, body: Body, raw: bytes) -> Reply:
+    def _optim(self, body: Body, raw: bytes) -> Reply:
         call = codec.optim_step(body)
         return _promise(self._service.optim_step(call, _digest("optim_step", raw)))
 
@@ -173,31 +158,31 @@ class App:
         call = codec.load_weights(body)
         return _promise(await self._service.load(call, _digest("load_weights", raw)))
 
-    async def _create_model(self, body: Body, raw: bytes) -> Reply:
+    def _create_model(self, body: Body, raw: bytes) -> Reply:
         return self._service.create_model(codec.create_model(body), _digest("create_model", raw))
 
-    async def _unload(self, body: Body, raw: bytes) -> Reply:
+    def _unload(self, body: Body, raw: bytes) -> Reply:
         model_id = text(body, "model_id")
         request_id = self._service.unload_model(model_id)
         return {"request_id": request_id, "model_id": model_id}
 
     # --- answered at once
 
-    async def _create_session(self, body: Body, raw: bytes) -> Reply:
+    def _create_session(self, body: Body, raw: bytes) -> Reply:
         session = self._service.create_session()
         return {"type": "create_session", "session_id": session.id, "info_message": None,
                 "warning_message": None, "error_message": None}
 
-    async def _heartbeat(self, body: Body, raw: bytes) -> Reply:
+    def _heartbeat(self, body: Body, raw: bytes) -> Reply:
         self._service.sessions.touch(text(body, "session_id"))
         return {"type": "session_heartbeat"}
 
-    async def _finish_session(self, session_id: str, body: Body, raw: bytes) -> Reply:
+    def _finish_session(self, session_id: str, body: Body, raw: bytes) -> Reply:
         self._service.sessions.touch(session_id)
         self._service.end_session(session_id, "it was finished")
         return {"session_id": session_id, "status": "finished"}
 
-    async def _info(self, body: Body, raw: bytes) -> Reply:
+    def _info(self, body: Body, raw: bytes) -> Reply:
         model = self._service.model(text(body, "model_id"))
         rank = None if model.lora is None else model.lora.rank
         return {
@@ -224,37 +209,37 @@ class App:
         ref = parse_uri(text(body, "tinker_path"), "tinker_path")
         return listing.weights_info(await self._service.checkpoint_meta(ref))
 
-    async def _client_config(self, body: Body, raw: bytes) -> Reply:
+    def _client_config(self, body: Body, raw: bytes) -> Reply:
         return {"pjwt_auth_enabled": False}
 
-    async def _telemetry(self, body: Body, raw: bytes) -> Reply:
+    def _telemetry(self, body: Body, raw: bytes) -> Reply:
         return {"status": "accepted"}
 
     # --- GET and DELETE
 
-    async def _healthz(self, query: str) -> Reply:
+    def _healthz(self, query: str) -> Reply:
         return {"status": "ok"}
 
-    async def _capabilities(self, query: str) -> Reply:
+    def _capabilities(self, query: str) -> Reply:
         return {"supported_models": [{
             "model_name": self._service.settings.base_model,
             "max_context_length": self._service.shape.context,
             "vocab_size": self._service.shape.vocab,
         }]}
 
-    async def _counters(self, query: str) -> Reply:
+    def _counters(self, query: str) -> Reply:
         return self._service.counters()
 
-    async def _sampler(self, sampler_id: str, query: str) -> Reply:
+    def _sampler(self, sampler_id: str, query: str) -> Reply:
         sampler = self._service.sampling.find(sampler_id)
         path = sampler.snapshot.uri if sampler.snapshot.weights_id != "base" else None
         return {"sampler_id": sampler.id, "base_model": sampler.snapshot.base_model,
                 "model_path": path}
 
-    async def _sessions(self, query: str) -> Reply:
+    def _sessions(self, query: str) -> Reply:
         return {"sessions": self._service.sessions.ids()}
 
-    async def _session(self, session_id: str, query: str) -> Reply:
+    def _session(self, session_id: str, query: str) -> Reply:
         session = self._service.sessions.touch(session_id)
         return {"training_run_ids": sorted(session.models),
                 "sampler_ids": sorted(session.samplers)}
@@ -287,9 +272,27 @@ async def _stored(name: str, function: Callable[..., _T], *args: Any) -> _T:
         raise RefusedError(404, f"{name:.200} is not in the store") from None
 
 
-def _respond(status: int, body: bytes) -> web.Response:
-    headers = _HEADERS if status != 429 else {**_HEADERS, "Retry-After": "1"}
-    return web.Response(status=status, body=body, headers=headers)
+def trouble(status: int, reason: str) -> Response:
+    return Response(status, codec.plain({"detail": reason}))
+
+
+def _unhappy(error: Exception) -> Response:
+    if isinstance(error, RefusedError):
+        return trouble(error.status, error.reason)
+    sys.stderr.write("".join(traceback.format_exception(error)))
+    return trouble(500, f"{type(error).__name__} in the server: {error}"[:500])
+
+
+async def _later(reply: Coroutine[None, None, Reply]) -> Response:
+    try:
+        answer = await reply
+    except Exception as error:
+        return _unhappy(error)
+    return Response(200, answer if isinstance(answer, bytes) else codec.plain(answer))
+
+
+async def _promised(request_id: Coroutine[None, None, str]) -> Reply:
+    return _promise(await request_id)
 
 
 def _promise(request_id: str) -> bytes:

@@ -74,6 +74,10 @@ class Promises:
         if self._bytes > self._max_bytes:
             self._drop_old()
 
+    def peek(self, request_id: str) -> bytes | None:
+        """The answer if it is there; an unknown id is refused."""
+        return self._find(request_id).answer
+
     async def retrieve(self, request_id: str, patience: float) -> bytes | None:
         """The answer, waiting at most `patience` seconds for it; None means not yet."""
         promise = self._find(request_id)

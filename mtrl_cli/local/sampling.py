@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import secrets
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from mtrl_cli.local import calls
@@ -115,10 +116,18 @@ class Sampling:
             return self._base, ""
         return None
 
-    async def submit(self, call: calls.SampleCall) -> str:
-        found = self.snapshot_of(call) or (await self._resolve(call.model_path, None), "")
-        snapshot, owner = found
+    def submit(self, call: calls.SampleCall) -> str | Coroutine[None, None, str]:
+        """Queue a request and return its id; a coroutine when the store must be asked first."""
         specs = self._specs(call)
+        found = self.snapshot_of(call)
+        if found is None:
+            return self._submit_stored(call.model_path, specs)
+        return self._queue(*found, specs)
+
+    async def _submit_stored(self, model_path: str | None, specs: list[SampleSpec]) -> str:
+        return self._queue(await self._resolve(model_path, None), "", specs)
+
+    def _queue(self, snapshot: Snapshot, owner: str, specs: list[SampleSpec]) -> str:
         if len(self._works) >= MAX_WAITING:
             raise RefusedError(429, f"asample: {MAX_WAITING} requests are waiting; try again later")
         promise = self._promises.new(owner)

@@ -108,6 +108,7 @@ class SamplingThread:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._asleep = False
         self._outbox: list[tuple[Deliver, object]] = []
         self._live: dict[SampleWork, int] = {}
         self._rows_of: Counter[str] = Counter()
@@ -133,9 +134,10 @@ class SamplingThread:
         self._post(lambda: self._to_forget.add(weights_id))
 
     def _post(self, what: Callable[[], None]) -> None:
-        with self._wake:
-            self._inbox.append(what)
-            self._wake.notify()
+        self._inbox.append(what)
+        if self._asleep:  # set under the lock and before the inbox is looked at a last time
+            with self._wake:
+                self._wake.notify()
 
     def stop(self) -> None:
         with self._wake:
@@ -166,8 +168,10 @@ class SamplingThread:
         """Sleep while there is nothing to do; False when it is time to end."""
         if not self._live and not self._inbox:
             with self._wake:
+                self._asleep = True
                 while not self._inbox and not self._stopping:
                     self._wake.wait()
+                self._asleep = False
         return not self._stopping
 
     def _admit(self, work: SampleWork) -> None:

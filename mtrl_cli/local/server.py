@@ -13,8 +13,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
-
 from mtrl_cli import __version__
 from mtrl_cli.local.app import App
 from mtrl_cli.local.engine import Shape, Weights
@@ -79,15 +77,18 @@ async def serve(place: Place, settings: Settings, shape: Shape, base: Weights,
             listener.close()
             raise StartError(f"--parent-pid: {error}") from None
     service = Service(settings, shape, base)
-    runner = web.ServerRunner(App(service, place.api_key).server(), shutdown_timeout=0.5)
+    http = App(service, place.api_key).listener()
     try:
-        await runner.setup()
-        await web.SockSite(runner, listener).start()
+        server = await loop.create_server(http, sock=listener)
         _announce(place, settings, shape, listener)
-        await stop.wait()
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 30)
+            http.drop_idle()
+        server.close()
     finally:
         service.promises.close()
-        await runner.cleanup()
+        await http.close(0.5)
         ended = await service.close()
         if place.ready_file is not None:
             place.ready_file.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ of HTTP bodies beyond plain Python values, so that another codec can use the sec
 
 from __future__ import annotations
 
+import array
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -132,8 +133,8 @@ def only_keys(body: Mapping[str, Any], allowed: Iterable[str], where: str) -> No
 def token_array(values: Sequence[Any], field: str) -> NDArray[np.int32]:
     if set(map(type, values)) - {int}:
         refuse(field, "token ids are integers, and something else is among them")
-    try:
-        return np.array(values, dtype=np.int32)
+    try:  # several times faster than np.array on a list
+        return np.frombuffer(array.array("i", values), dtype=np.int32)
     except OverflowError:
         refuse(field, f"a token id is beyond {INT32_MAX}")
 
@@ -143,22 +144,21 @@ def float_array(values: Sequence[Any], field: str) -> NDArray[np.float32]:
         refuse(field, "expected numbers, and something else is among them")
     try:
         with np.errstate(over="ignore"):
-            array = np.array(values, dtype=np.float64).astype(np.float32)
+            return np.array(values, dtype=np.float64).astype(np.float32)
     except OverflowError:
         refuse(field, "a value is too large for float32")
-    return array
 
 
-def check_finite(array: NDArray[np.float32], field: str) -> None:
-    if not np.isfinite(array).all():
-        index = int(np.flatnonzero(~np.isfinite(array))[0])
+def check_finite(values: NDArray[np.float32], field: str) -> None:
+    if not np.isfinite(values).all():
+        index = int(np.flatnonzero(~np.isfinite(values))[0])
         refuse(field, f"value {index} is not a finite float32")
 
 
-def check_tokens(array: NDArray[np.integer[Any]], vocab: int, field: str) -> None:
-    if array.size and (int(array.min()) < 0 or int(array.max()) >= vocab):
-        index = int(np.flatnonzero((array < 0) | (array >= vocab))[0])
-        refuse(field, f"token {int(array[index])} at position {index} is outside 0..{vocab - 1}")
+def check_tokens(tokens: NDArray[np.int32], vocab: int, field: str) -> None:
+    if tokens.size and int(tokens.view(np.uint32).max()) >= vocab:  # a negative id is huge there
+        index = int(np.flatnonzero((tokens < 0) | (tokens >= vocab))[0])
+        refuse(field, f"token {int(tokens[index])} at position {index} is outside 0..{vocab - 1}")
 
 
 # --- training data
@@ -201,11 +201,11 @@ def check_datum(
     for name in needed:
         if name not in inputs:
             refuse(f"{field}.loss_fn_inputs.{name}", f"missing; needed: {', '.join(needed)}")
-    for name, array in inputs.items():
+    for name, values in inputs.items():
         where = f"{field}.loss_fn_inputs.{name}"
-        if array.shape != (length,):
-            refuse(where, f"{array.size} values for {length} input tokens; lengths must be equal")
+        if values.shape != (length,):
+            refuse(where, f"{values.size} values for {length} input tokens; lengths must be equal")
         if name == "target_tokens":
-            check_tokens(array, vocab, where)
+            check_tokens(values, vocab, where)
         else:
-            check_finite(array, where)
+            check_finite(values, where)
