@@ -63,10 +63,21 @@ def _make_renderer(tokenizer: ChatTokenizer, name: str, options: Mapping[str, An
 
         return create_renderer(tokenizer, config)
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = _reason(error)
         raise ChatConfigError(
             f"renderer {name!r} cannot use tokenizer {tokenizer.name_or_path!r}: {reason}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line that says something; pydantic's own begins with a count."""
+    problems = getattr(error, "errors", None)
+    if callable(problems):
+        return "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'its options'}: {problem['msg']}"
+            for problem in problems()
+        )
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _unknown_renderer(name: str) -> str:

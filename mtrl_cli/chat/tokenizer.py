@@ -27,7 +27,7 @@ _JOINT_IN_JSON = "\\ufdd0"
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "</s>", "<|endoftext|>")
-_CACHED_TEXT = 96
+_CACHED_TEXT = 32
 """Texts up to this length are remembered: a template's own pieces recur every turn."""
 
 
@@ -107,7 +107,7 @@ class ChatTokenizer:
         self._start = re.compile(f"[{re.escape(starts)}]") if starts else re.compile(r"(?!)")
         special = [re.escape(t.content) for t in added.values() if t.special]
         self._special_start = re.compile(f"(?={'|'.join(special)})." if special else r"(?!)", re.S)
-        self._remembered = lru_cache(maxsize=8192)(self._encode)
+        self._remembered = lru_cache(maxsize=1024)(self._encode)
 
     # --- untrusted text ---------------------------------------------------------------------
 
@@ -176,12 +176,19 @@ class ChatTokenizer:
     def _encode_plain(self, text: str) -> list[int]:
         """The ids of ``text``, joints removed; never a control token."""
         text = text.replace(JOINT, "").replace(_JOINT_IN_JSON, "")
-        ids = self._plain.encode(text, add_special_tokens=False).ids
-        if self.control_ids.isdisjoint(ids):
-            return ids
-        # The model's own vocabulary holds a control token's text; it is written in pieces.
-        pieces = (self._plain.encode(character, add_special_tokens=False).ids for character in text)
-        return [token for piece in pieces for token in piece if token not in self.control_ids]
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        if self.control_ids.isdisjoint(encoding.ids):
+            return encoding.ids
+        # The model's own vocabulary can build a control token; such a token goes in pieces.
+        ids: list[int] = []
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token not in self.control_ids:
+                ids.append(token)
+                continue
+            for character in text[start:end]:
+                pieces = self._plain.encode(character, add_special_tokens=False).ids
+                ids.extend(piece for piece in pieces if piece not in self.control_ids)
+        return ids
 
     def _end_of_turn(self, configured: Any) -> int | None:
         if isinstance(configured, dict):

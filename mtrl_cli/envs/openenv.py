@@ -29,7 +29,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.tasks.load import load_class
 
-_NOT_TEXT = ("done", "reward", "metadata")
+_NOT_TEXT = {"done", "reward", "metadata"}
 
 
 class OpenEnvFactory:
@@ -273,10 +273,8 @@ class OpenEnvInstance:
             raise EnvironmentFault(
                 f"{self._name} returned {type(observation).__name__}, not an Observation"
             )
-        fields: Mapping[str, Any] = {
-            name: value for name, value in observation.model_dump().items() if name not in _NOT_TEXT
-        }
         reward = _reward(self._name, observation.reward)
+        fields: Mapping[str, Any] = observation.model_dump(exclude=_NOT_TEXT)
         text = self._factory.adapter.observation_text(fields)
         return StepOutcome(str(text), reward, bool(observation.done))
 

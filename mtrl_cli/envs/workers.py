@@ -120,10 +120,7 @@ class Workers:
             raise StuckError
         self._pending += 1
         worker.queue.put(operation)
-        if timeout / 10 < self._watch_every:
-            self._watch_every = max(timeout / 10, 0.01)
-        if self._watch is None:
-            self._watch = loop.call_later(self._watch_every, self._check_deadlines)
+        self._watch_for(timeout)
         if worker.replacement is not None:  # nobody watches an abandoned thread
             try:
                 async with asyncio.timeout(timeout):
@@ -186,6 +183,17 @@ class Workers:
             else:
                 operation.future.set_exception(operation.error)
 
+    def _watch_for(self, timeout: float) -> None:
+        """Look at the threads often enough for this timeout, while anything is pending."""
+        every = max(timeout / 10, 0.01)
+        if every < self._watch_every:
+            self._watch_every = every
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
+        if self._watch is None and self._loop is not None:
+            self._watch = self._loop.call_later(self._watch_every, self._check_deadlines)
+
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for worker in list(self._workers):
@@ -197,10 +205,8 @@ class Workers:
             ):
                 self._abandon(worker, operation)
         self._watch = None
-        if self._pending:
-            loop = self._loop
-            assert loop is not None
-            self._watch = loop.call_later(self._watch_every, self._check_deadlines)
+        if self._pending and self._loop is not None:
+            self._watch = self._loop.call_later(self._watch_every, self._check_deadlines)
 
     def _abandon(self, worker: _Worker, stuck: _Operation) -> None:
         fresh = self._start()
