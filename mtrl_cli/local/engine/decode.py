@@ -3,11 +3,11 @@
 A request occupies a slot (row). It attends to
 
 - *pages*: the prompt's full blocks but the last ``OWN`` ones. Requests that begin alike share
-  them, so rows with the same page go through one product in tiles of 8 rows;
+  them, so rows with the same page go through one product;
 - its *tail*: the prompt's last blocks, copied, and the tokens sampled since, in chunks of 32.
 
 Which keys are page and which are tail follows from the prompt alone, every product is formed in
-tiles of constant shape, and sums over keys run page by page and chunk by chunk in order. So
+tiles of constant shape (``tiles``), and sums over keys run page by page and chunk by chunk in order. So
 neither the number of rows in flight, nor the slot, nor the company changes a bit of a row's
 logits.
 """
@@ -18,12 +18,11 @@ import numpy as np
 
 from mtrl_cli.local.engine.blocks import BLOCK, Block, stacked
 from mtrl_cli.local.engine.ops import norm, turn, turns
+from mtrl_cli.local.engine.tiles import row_tile, tiled
 from mtrl_cli.local.engine.types import Array, Shape, Weights
 
 OWN = 1
 """Full blocks at the prompt's end that are copied to the tail: most often nobody shares them."""
-ROW_TILE = 16
-PAGE_TILE = 8
 
 
 class DecodeBatch:
@@ -31,14 +30,16 @@ class DecodeBatch:
 
     def __init__(self, shape: Shape, weights: Weights, max_rows: int) -> None:
         self._shape, self._weights = shape, weights
-        self._size = -(-max_rows // ROW_TILE) * ROW_TILE
-        self._pages: list[tuple[Block, ...] | None] = [None] * self._size
+        self._tile = row_tile(shape)
+        self.size = -(-max_rows // self._tile) * self._tile
+        """Slots: ``max_rows`` rounded up to whole tiles."""
+        self._pages: list[tuple[Block, ...] | None] = [None] * self.size
         self._groups: list[_PageGroups] | None = None
-        self._position = np.zeros(self._size, np.intp)
-        self._filled = np.zeros(self._size, np.intp)
+        self._position = np.zeros(self.size, np.intp)
+        self._filled = np.zeros(self.size, np.intp)
         s = shape
-        self._keys = np.zeros((s.layers, 0, self._size, s.heads, s.head, BLOCK), np.float32)
-        self._values = np.zeros((s.layers, 0, self._size, s.heads, BLOCK, s.head), np.float32)
+        self._keys = np.zeros((s.layers, 0, self.size, s.heads, s.head, BLOCK), np.float32)
+        self._values = np.zeros((s.layers, 0, self.size, s.heads, BLOCK, s.head), np.float32)
 
     def occupy(self, path: Sequence[Block]) -> int:
         """Take the lowest free slot for a prompt whose blocks are computed; returns it."""
@@ -77,18 +78,18 @@ class DecodeBatch:
         mask = self._tail_mask(rows)
         x = w["embed"][tokens[:rows]]
         for layer in range(s.layers):
-            qkv = self._tiled(norm(x)[0], w[f"layer{layer}.qkv"])
+            qkv = tiled(norm(x)[0], w[f"layer{layer}.qkv"], self._tile)
             turn(qkv, factors)
             split = qkv.reshape(rows, 3, s.heads, s.head).transpose(1, 0, 2, 3)
             query, key, value = np.ascontiguousarray(split)
             self._keys[layer, chunk, every, :, :, place] = key
             self._values[layer, chunk, every, :, place] = value
             mixed = self._attend(query, groups, mask, layer)
-            x = x + self._tiled(mixed, w[f"layer{layer}.out"])
-            hidden = self._tiled(norm(x)[0], w[f"layer{layer}.up"])
+            x = x + tiled(mixed, w[f"layer{layer}.out"], self._tile)
+            hidden = tiled(norm(x)[0], w[f"layer{layer}.up"], self._tile)
             np.maximum(hidden, 0, out=hidden)
             hidden *= hidden
-            x += self._tiled(hidden, w[f"layer{layer}.down"])
+            x += tiled(hidden, w[f"layer{layer}.down"], self._tile)
         used = [slot for slot in range(rows) if self._pages[slot] is not None]
         self._filled[used] += 1
         self._position[used] += 1
@@ -97,13 +98,7 @@ class DecodeBatch:
     def _rows(self) -> int:
         """Slots to compute: up to the highest occupied, rounded up to whole tiles."""
         top = max(slot for slot, pages in enumerate(self._pages) if pages is not None)
-        return (top // ROW_TILE + 1) * ROW_TILE
-
-    @staticmethod
-    def _tiled(x: Array, matrix: Array) -> Array:
-        """x @ matrix, in tiles of ROW_TILE rows."""
-        tiles = x.reshape(-1, ROW_TILE, x.shape[-1]) @ matrix
-        return np.asarray(tiles.reshape(len(x), -1))
+        return (top // self._tile + 1) * self._tile
 
     def _tail_mask(self, rows: int) -> Array:
         """0 where the tail [chunks, rows, 1, BLOCK] is filled, -inf where not."""
@@ -144,7 +139,7 @@ class DecodeBatch:
         if self._groups is None or self._groups and self._groups[0].rows != rows:
             held = [pages or () for pages in self._pages[:rows]]
             deepest = max(len(pages) for pages in held)
-            self._groups = [_PageGroups(held, depth) for depth in range(deepest)]
+            self._groups = [_PageGroups(held, depth, self._tile) for depth in range(deepest)]
         return self._groups
 
     def _grow(self, chunks: int) -> None:
@@ -157,10 +152,10 @@ class DecodeBatch:
 
 
 class _PageGroups:
-    """The rows that have a page at one depth, grouped by page in tiles of PAGE_TILE rows."""
+    """The rows that have a page at one depth, grouped by page in tiles of rows."""
 
-    def __init__(self, held: Sequence[tuple[Block, ...]], depth: int) -> None:
-        self.rows = len(held)
+    def __init__(self, held: Sequence[tuple[Block, ...]], depth: int, tile: int) -> None:
+        self.rows, self._tile = len(held), tile
         by_page: dict[Block, list[int]] = {}
         for row, pages in enumerate(held):
             if depth < len(pages):
@@ -170,13 +165,13 @@ class _PageGroups:
         tiles: list[list[int]] = []
         self._tile_pages: list[Block] = []
         for page, rows in by_page.items():
-            for start in range(0, len(rows), PAGE_TILE):
-                tiles.append(rows[start : start + PAGE_TILE])
+            for start in range(0, len(rows), tile):
+                tiles.append(rows[start : start + tile])
                 self._tile_pages.append(page)
         # A tile that is not full repeats its first row; only true rows are read back.
-        self._gather = np.array([(t + [t[0]] * PAGE_TILE)[:PAGE_TILE] for t in tiles]).ravel()
+        self._gather = np.array([(t + [t[0]] * tile)[:tile] for t in tiles]).ravel()
         self._true = np.concatenate(
-            [PAGE_TILE * n + np.arange(len(tile)) for n, tile in enumerate(tiles)]
+            [tile * n + np.arange(len(rows)) for n, rows in enumerate(tiles)]
         )
         self._target = self._gather[self._true]
         self._stacks: dict[tuple[int, str], Array] = {}
@@ -184,11 +179,11 @@ class _PageGroups:
     def scores(self, query: Array, layer: int, out: Array) -> None:
         """Write ``query`` . keys to ``out`` [rows, heads, BLOCK]; -inf where there is no page."""
         if self._alone is not None:
-            np.matmul(_tiles(query), self._alone.keys[layer], out=_tiles(out))
+            np.matmul(self._tiles(query), self._alone.keys[layer], out=self._tiles(out))
             out[self._absent] = -np.inf
             return
         found = np.empty((len(self._gather), *out.shape[1:]), np.float32)
-        np.matmul(_tiles(query[self._gather]), self._stack(layer, "keys"), out=_tiles(found))
+        np.matmul(self._tiles(query[self._gather]), self._stack(layer, "keys"), out=self._tiles(found))
         out[...] = -np.inf
         out[self._target] = found[self._true]
 
@@ -197,10 +192,10 @@ class _PageGroups:
         part = np.empty((len(self._gather), *out.shape[1:]), np.float32)
         if self._alone is not None:
             part = np.empty_like(out)
-            np.matmul(_tiles(weights), self._alone.values[layer], out=_tiles(part))
+            np.matmul(self._tiles(weights), self._alone.values[layer], out=self._tiles(part))
             out += part
             return
-        np.matmul(_tiles(weights[self._gather]), self._stack(layer, "values"), out=_tiles(part))
+        np.matmul(self._tiles(weights[self._gather]), self._stack(layer, "values"), out=self._tiles(part))
         out[self._target] += part[self._true]
 
     def _stack(self, layer: int, what: str) -> Array:
@@ -209,8 +204,7 @@ class _PageGroups:
             self._stacks[key] = stacked(self._tile_pages, layer, what)
         return self._stacks[key]
 
-
-def _tiles(rows: Array) -> Array:
-    """[rows, heads, n] seen as [rows / PAGE_TILE, heads, PAGE_TILE, n], without a copy."""
-    count, heads, width = rows.shape
-    return rows.reshape(count // PAGE_TILE, PAGE_TILE, heads, width).transpose(0, 2, 1, 3)
+    def _tiles(self, rows: Array) -> Array:
+        """[rows, heads, n] seen as [tiles, heads, rows of a tile, n], without a copy."""
+        count, heads, width = rows.shape
+        return rows.reshape(count // self._tile, self._tile, heads, width).transpose(0, 2, 1, 3)

@@ -16,7 +16,6 @@ from mtrl_cli.local.engine.ops import log_normalizer, norm, turn, turns
 from mtrl_cli.local.engine.types import Array, Shape, Weights
 
 BLOCKS_AT_ONCE = 16
-HEAD_TILE = 16
 _FUTURE = np.triu(np.full((BLOCK, BLOCK), -np.inf, np.float32), 1)
 
 
@@ -105,9 +104,3 @@ def prompt_logprobs(path: Sequence[Block]) -> list[float | None]:
     return found
 
 
-def logits(weights: Weights, output: Array) -> Array:
-    """Logits [n, vocab] of ``output`` [n, width], formed in tiles of HEAD_TILE rows."""
-    count = len(output)
-    tiles = np.zeros((-(-count // HEAD_TILE), HEAD_TILE, output.shape[-1]), np.float32)
-    tiles.reshape(-1, output.shape[-1])[:count] = output
-    return np.asarray((tiles @ weights["embed"].T).reshape(-1, len(weights["embed"]))[:count])

@@ -15,6 +15,7 @@ import numpy as np
 from mtrl_cli.local.engine import draw, prefill
 from mtrl_cli.local.engine.blocks import Block, BlockCache
 from mtrl_cli.local.engine.decode import DecodeBatch
+from mtrl_cli.local.engine.tiles import row_tile, tiled
 from mtrl_cli.local.engine.types import Array, Completion, SampleSpec, Shape, Weights
 
 CACHE_BYTES = 192 * 2**20
@@ -139,7 +140,7 @@ class Sampler:
                 lane.requests[request.slot] = request
             ends = [(path[-1].final, len(path[-1].tokens) - 1) for path in paths]
             outputs = np.stack([final[last] for final, last in ends if final is not None])
-            finished += self._take(lane, requests, prefill.logits(weights, outputs))
+            finished += self._take(lane, requests, self._logits(weights, outputs))
         return finished
 
     def _prefill(
@@ -168,13 +169,16 @@ class Sampler:
         return paths
 
     def _advance(self, lane: _Lane) -> list[tuple[Hashable, Completion]]:
-        fed = np.zeros(-(-self._max_rows // 16) * 16, np.intp)
+        fed = np.zeros(lane.batch.size, np.intp)
         for slot, request in lane.requests.items():
             fed[slot] = request.tokens[-1]
         outputs = lane.batch.advance(fed)
         slots = list(lane.requests)
         requests = list(lane.requests.values())
-        return self._take(lane, requests, prefill.logits(lane.weights, outputs)[slots])
+        return self._take(lane, requests, self._logits(lane.weights, outputs[slots]))
+
+    def _logits(self, weights: Weights, outputs: Array) -> Array:
+        return tiled(outputs, weights["embed"].T, row_tile(self._shape))
 
     def _take(
         self, lane: _Lane, requests: list[_Request], logits: Array
