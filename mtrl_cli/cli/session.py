@@ -49,6 +49,8 @@ class Session:
                 self._presenter.close()
                 code = self._failed(error)
             else:
+                if self._presenter.state.finished is None:
+                    self._presenter.observe(finished)
                 self._presenter.close()
                 code = self._code(finished)
             # From here on there is nothing left to wait for: a thread that hangs in foreign code

@@ -9,18 +9,19 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import hydra
 import yaml
-from hydra import initialize
+from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from mtrl_cli.config import places
@@ -43,6 +44,7 @@ _PRIMARY = "mtrl_experiment"
 
 _lock = threading.Lock()
 _dirs: list[Path] = []
+"""Folders after the first one, which is Hydra's own argument."""
 
 
 class _SearchPath(SearchPathPlugin):
@@ -64,12 +66,10 @@ class Composed:
     overrides: tuple[CheckedOverride, ...]
     dirs: tuple[Path, ...]
 
-    @property
+    @cached_property
     def container(self) -> dict[str, Any]:
         """The values as written, in plain dicts and lists."""
-        plain = OmegaConf.to_container(self.config, resolve=False, enum_to_str=True)
-        assert isinstance(plain, dict)
-        return {str(key): value for key, value in plain.items()}
+        return _plain(self.config)
 
     @property
     def yaml(self) -> str:
@@ -180,10 +180,10 @@ def _compose(
         # that the user did not write.
         warnings.filterwarnings("error", message=".*missing `_self_`", category=UserWarning)
         Plugins.instance().register(_SearchPath)
-        _dirs[:] = dirs
+        _dirs[:] = dirs[1:]
         ConfigStore.instance().store(name=_PRIMARY, node=node)
         try:
-            with initialize(config_path=None, version_base="1.3"):
+            with initialize_config_dir(str(dirs[0]), job_name="mtrl", version_base="1.3"):
                 config = hydra.compose(_PRIMARY, overrides=told, return_hydra_config=True)
         except UserWarning as error:
             raise ConfigError(
@@ -197,12 +197,11 @@ def _compose(
             raise _yaml_error(error, file) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_first_line(error), at=_named_file(str(error), file, dirs)) from error
-    choices = OmegaConf.to_container(config.hydra.runtime.choices)
-    container = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(container, dict)
-    assert isinstance(choices, dict)
-    values = {str(key): value for key, value in container.items() if key != "hydra"}
-    return values, {str(k): str(v) for k, v in choices.items() if "hydra" not in str(k)}
+    chosen = config.hydra.runtime.choices
+    choices = {str(group): str(chosen[group]) for group in chosen if "hydra" not in str(group)}
+    with open_dict(config):
+        del config["hydra"]
+    return _plain(config), choices
 
 
 def _typed(
@@ -286,6 +285,12 @@ def _file_of(key: str, file: Path, choices: Mapping[str, str], dirs: tuple[Path,
     group = key.partition(".")[0]
     option = places.find(dirs, f"{group}/{choices[group]}") if group in choices else None
     return option or file
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    plain = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def _first_line(error: Exception) -> str:

@@ -62,14 +62,18 @@ def stopping_line(state: RunState, stopping: Stopping) -> str:
             f"stopping now ({cause}): work in flight is dropped, what was borrowed is returned."
             "  Again: leave at once"
         )
-    groups = len(state.groups)
-    settle = f"{groups} groups settle" if groups != 1 else "1 group settles"
-    if state.evaluation is not None or not groups:
-        settle = "issued work settles"
     return (
-        f"stopping ({cause}): nothing new starts; {settle}"
+        f"stopping ({cause}): nothing new starts; {settling(state)}"
         f" (at most {state.plan.drain_timeout:.0f}s).  Again: drop them"
     )
+
+
+def settling(state: RunState) -> str:
+    """What a drain waits for."""
+    groups = len(state.groups)
+    if state.evaluation is not None or not groups:
+        return "issued work settles"
+    return "1 group settles" if groups == 1 else f"{groups} groups settle"
 
 
 def alive_line(state: RunState, now: float) -> str:

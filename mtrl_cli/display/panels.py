@@ -112,8 +112,7 @@ def _stop_line(state: RunState, now: float) -> Text:
     cause = harmless(stopping.cause)
     if stopping.stage >= 2:
         return Text(f"STOPPING NOW ({cause}): returning what was borrowed.  Again: leave", "red")
-    groups = len(state.groups)
-    settles = f"{groups} groups settle" if groups else "issued work settles"
+    settles = lines.settling(state)
     told = f"STOPPING ({cause}): {settles}, none starts, {left:.0f}s left.  Again: drop them"
     return Text(told, "yellow")
 

@@ -1,0 +1,236 @@
+"""The commands as a user types them: exit codes, what goes where, and what is not imported."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import command, environment, mtrl, on_terminal
+
+SECRET = "sk-3f9ab1"
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    script = (
+        "import sys, runpy\n"
+        "sys.argv = ['mtrl', *sys.argv[1:]]\n"
+        "try:\n"
+        "    runpy.run_module('mtrl_cli', run_name='__main__')\n"
+        "finally:\n"
+        "    heavy = 'hydra omegaconf openenv e2b httpx aiohttp yaml numpy rich pydantic'\n"
+        "    print([name for name in heavy.split() if name in sys.modules], file=sys.stderr)\n"
+    )
+    for arguments in (["--help"], ["--version"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            env=environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stderr == "[]\n"
+
+
+def test_version(tmp_path: Path) -> None:
+    done = mtrl("--version", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("mtrl ")
+
+
+@pytest.mark.parametrize("name", ["train", "rollout"])
+def test_help_lists_what_can_be_composed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "conf" / "env").mkdir(parents=True)
+    (tmp_path / "conf" / "mine.yaml").write_text("name: mine\n")
+    (tmp_path / "conf" / "env" / "own.yaml").write_text("kind: openenv\n")
+    out = mtrl(name, "--help", cwd=tmp_path).stdout
+    assert "blackjack, mine" in out
+    assert "local, tinker" in out
+    assert "openenv, own" in out
+
+
+def test_a_dry_run_tells_what_would_happen_and_creates_nothing(tmp_path: Path) -> None:
+    done = mtrl("train", "--dry-run", "group.size=4", "train.steps=3", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 steps × 16 groups × 4 trajectories = 192 episodes, 64 at once" in done.stdout
+    assert "changed     group.size=4 train.steps=3" in done.stdout
+    assert "started for the run (not started)" in done.stdout
+    assert "server.api_key from MTRL_API_KEY: not set (optional)" in done.stdout
+    assert done.stdout.endswith(
+        "Dry run complete. To start it, remove --dry-run from your command.\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_in_json(tmp_path: Path) -> None:
+    done = mtrl("rollout", "--groups", "3", "--dry-run", "--json", "policy=x://y", cwd=tmp_path)
+    facts = json.loads(done.stdout)
+    assert (facts["groups"], facts["group_size"], facts["policy"]) == (3, 8, "x://y")
+    assert facts["evaluation"] is None
+
+
+def test_a_dry_run_without_a_needed_secret(tmp_path: Path) -> None:
+    done = mtrl("train", "--dry-run", "server.api_key=${oc.env:NOT_SET_ANYWHERE}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "server.api_key from NOT_SET_ANYWHERE: NOT SET" in done.stdout
+    assert done.stderr.startswith("error: environment variable NOT_SET_ANYWHERE is not set\n")
+
+
+def test_no_output_ever_shows_a_secret(tmp_path: Path) -> None:
+    copied = ("name=a-${server.api_key}", f"task.params.token={SECRET}")
+    for arguments in (
+        ("train", "--dry-run", *copied),
+        ("train", "--dry-run", "--json", *copied),
+        ("train", "--dry-run", "--debug", "group.size=0", *copied),
+        ("train", f"server.api_key={SECRET}=="),
+    ):
+        done = mtrl(*arguments, cwd=tmp_path, MTRL_API_KEY=SECRET)
+        assert SECRET not in done.stdout + done.stderr
+    failed = mtrl("train", cwd=tmp_path, fake="secret", MTRL_API_KEY=SECRET)
+    assert failed.stderr.startswith("error: server said: *** is not welcome\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (
+            ["conf=blackjak"],
+            "error: no experiment 'blackjak'\n"
+            "   at: conf=blackjak\n"
+            " hint: did you mean conf=blackjack? available: blackjack\n",
+        ),
+        (
+            ["group.size=0", "train.steps=0"],
+            "error: group.size is 0; allowed: at least 1\n"
+            "       train.steps is 0; allowed: at least 1\n"
+            "   at: group.size=0\n",
+        ),
+        (["--json"], "error: --json goes with --dry-run\n"),
+    ],
+)
+def test_a_wrong_configuration_is_told_in_one_place(
+    tmp_path: Path, arguments: list[str], error: str
+) -> None:
+    done = mtrl("train", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistyped_option(tmp_path: Path) -> None:
+    done = mtrl("train", "--dry-rnu", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "No such option: --dry-rnu (Possible options: --dry-run)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = mtrl("train", "--debug", "group.size=x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert "error: group.size: Value 'x'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fake", "code", "told"),
+    [
+        ("finish", 0, ""),
+        ("quarantine", 5, ""),
+        ("fail", 1, "error: server http://h:1 refused: \\x1b[31mno\\x1b[0m\n"),
+        ("usage", 2, "error: task.entrypoint: no class 'X'\n"),
+        ("bug", 1, "internal error: ZeroDivisionError: division by zero (run again with"),
+    ],
+)
+def test_exit_codes_of_runs(tmp_path: Path, fake: str, code: int, told: str) -> None:
+    done = mtrl("train", cwd=tmp_path, fake=fake)
+    assert done.returncode == code
+    assert done.stderr.startswith(told)
+    assert "Traceback" not in done.stderr
+    if told:
+        assert done.stderr.endswith("run: runs/20261129-122135-a7aa\n")
+
+
+def test_a_run_on_a_pipe_prints_lines_and_a_summary(tmp_path: Path) -> None:
+    done = mtrl("train", "train.steps=2", cwd=tmp_path, fake="finish", FORCE_COLOR="1")
+    lines = done.stdout.splitlines()
+    assert "\x1b" not in done.stdout
+    assert "step 1/2 |" in lines[1]
+    assert "| reward 0.500 | trained 1/1 |" in lines[2]
+    assert "finished: blackjack, 2 of 2 steps in 00:00:00" in lines[3]
+    assert any("before -0.412 ± 0.011 → after -0.060 ± 0.012  (+0.352)" in one for one in lines)
+    assert any("known: random -0.390" in one for one in lines)
+    assert lines[-1].startswith("play it")
+    assert "mtrl rollout conf=runs/20261129-122135-a7aa/config.yaml policy=mtrl://" in lines[-1]
+
+
+def test_the_plain_experiment_is_played_by_the_short_command(tmp_path: Path) -> None:
+    out = mtrl("train", cwd=tmp_path, fake="finish").stdout
+    assert "play it    mtrl rollout policy=mtrl://runs/a7aa/a1/step-000002\n" in out
+
+
+def test_quarantine_is_named(tmp_path: Path) -> None:
+    out = mtrl("train", cwd=tmp_path, fake="quarantine").stdout
+    assert "QUARANTINE 1 could not be returned and may still live:" in out
+    assert "sandbox sb-1: e2b sandbox kill sb-1" in out
+
+
+def test_a_rollout_ends_in_a_table_of_outcomes(tmp_path: Path) -> None:
+    out = mtrl("rollout", "--groups", "2", cwd=tmp_path, fake="play").stdout
+    assert "0.00 done  1.00 done" in out
+    assert "mean reward 0.500 over 4 episodes" in out
+
+
+@pytest.mark.parametrize("extra", [{"TERM": "dumb"}, {"CI": "1"}])
+def test_terminals_that_cannot_repaint_get_lines(tmp_path: Path, extra: dict[str, str]) -> None:
+    code, written = on_terminal(
+        command("train", fake=True),
+        cwd=tmp_path,
+        environ=environment(FAKE_RUN="finish", **extra),
+    )
+    assert code == 0
+    assert "\x1b" not in written
+    assert "step 2/2" in written
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    code, written = on_terminal(
+        command("train", fake=True),
+        cwd=tmp_path,
+        environ=environment(FAKE_RUN="hostile"),
+        size=(24, 140),
+    )
+    assert code == 0
+    assert "\x1b]0;owned" not in written
+    assert "\x1b[31mred" not in written
+    assert "\\x1b]0;owned\\x07" in written
+
+
+def test_no_color_repaints_without_colour(tmp_path: Path) -> None:
+    _, written = on_terminal(
+        command("train", fake=True),
+        cwd=tmp_path,
+        environ=environment(FAKE_RUN="finish", NO_COLOR="1"),
+    )
+    assert "\x1b[32m" not in written
+    assert "\x1b[?25l" in written
+
+
+def test_serve_says_in_one_line_that_its_port_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = mtrl("serve", "--port", port, "--store", str(tmp_path / "store"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_serve_needs_the_key_that_it_is_told_of(tmp_path: Path) -> None:
+    done = mtrl("serve", "--api-key-env", "NOT_SET_ANYWHERE", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "environment variable NOT_SET_ANYWHERE is not set" in done.stderr
