@@ -1,0 +1,247 @@
+"""What the two presenters show for the same run."""
+
+import io
+import re
+from collections.abc import Callable
+
+import pytest
+
+from mtrl_cli.display.live import LivePresenter
+from mtrl_cli.display.plain import PlainPresenter
+from mtrl_cli.display.state import DisplayPlan, RunState, Stopping
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
+from mtrl_cli.training.events import (
+    Evaluated,
+    PhaseStarted,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+)
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+RUN, FOLDER = "20261129-122135-a7aa", "runs/20261129-122135-a7aa"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Watched:
+    """A presenter with a clock and an output of its own."""
+
+    def __init__(self, width: int | None, plan: DisplayPlan | None = None, **options: bool) -> None:
+        self.clock, self.output = Clock(), io.StringIO()
+        plan = plan or DisplayPlan("train blackjack", games=6000, concurrency=64)
+        state, screen = RunState(plan, self.clock.now), Screen(self.output)
+        redact: Callable[[str], str] = lambda text: text.replace("sk-secret", "***")  # noqa: E731
+        self.presenter: LivePresenter | PlainPresenter
+        if width is None:
+            self.presenter = PlainPresenter(
+                state, screen, redact=redact, clock=self.clock, wall=lambda: "12:17:40"
+            )
+        else:
+            self.presenter = LivePresenter(
+                state, screen, redact=redact, clock=self.clock, size=(width, 16), **options
+            )
+
+    def see(self, *events: object) -> None:
+        for event in events:
+            self.presenter.observe(event)
+
+    def frame(self) -> list[str]:
+        """What one drawing puts on the screen."""
+        self.output.seek(0)
+        self.output.truncate()
+        self.presenter.tick()
+        drawn = ESCAPES.sub("", self.output.getvalue()).replace("\r", "")
+        return [line.rstrip() for line in drawn.splitlines()]
+
+    @property
+    def text(self) -> str:
+        return self.output.getvalue()
+
+
+def begun(watched: Watched, groups: int = 3, name: str = "bj-seed") -> Watched:
+    watched.see(
+        RunStarted(RUN, FOLDER, "blackjack", 50, "local", {"random": -0.39}),
+        PhaseStarted("sampling", 11),
+        *(GroupStarted(group, f"{name}-{group}", 8, "u/v11", 11) for group in range(groups)),
+        TurnSampled(0, 0, 0, 200),
+        MemberFinished(0, 0, "done", 1.0, 3, 300, 0),
+        MemberFinished(0, 1, "done", 0.0, 3, 300, 0),
+    )
+    return watched
+
+
+def stepped(watched: Watched, reward: float = 0.463) -> Watched:
+    watched.clock.now += 14.2
+    watched.see(
+        StepFinished(
+            12,
+            50,
+            "mtrl://runs/a7aa/a1/step-000012",
+            {
+                "reward": reward,
+                "kl": 0.012,
+                "groups": 16,
+                "groups_trained": 13,
+                "skipped/constant_reward": 3,
+                "tokens_sampled": 1420.0,
+                "seconds_sampling": 1.0,
+            },
+        )
+    )
+    return watched
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_live_screen_fits_its_terminal(width: int) -> None:
+    watched = begun(Watched(width), groups=40)
+    watched.clock.now += 9
+    frame = watched.frame()
+    assert max(map(len, frame)) <= width
+    assert len(frame) <= 16
+    assert frame[0].startswith("mtrl train blackjack  run a7aa  policy v11")
+    assert frame[0].endswith("00:00:09")
+    assert frame[2] == "Ctrl-C: let issued work settle, then stop"
+    assert frame[4].startswith("busy 64/64  gen 22 tok/s  tokens 200")
+    assert frame[6].split()[:4] == ["group", "task", "policy", "done"]
+    assert "2/8 ██░░░░░░    0.50" in frame[7]
+    assert frame[-1] == "+32 more"
+
+
+def test_a_wide_screen_has_more_columns() -> None:
+    wide, narrow = begun(Watched(140)), begun(Watched(80))
+    wide.see(MemberFinished(1, 0, "env_failure", None, 0, 0, 0, "sandbox gone"))
+    frame = wide.frame()
+    assert all(name in frame[6] for name in ("std", "turns", "note"))
+    assert frame[8].endswith("1 retried: sandbox gone")
+    assert "std" not in narrow.frame()[6]
+
+
+def test_the_stop_message_stands_at_the_top() -> None:
+    watched = begun(Watched(80))
+    watched.presenter.stopping(Stopping(1, "Ctrl-C", watched.clock.now))
+    watched.clock.now += 14
+    told = "STOPPING (Ctrl-C): 3 groups settle, none starts, 46s left.  Again: drop them"
+    assert watched.frame()[2] == told
+    watched.presenter.stopping(Stopping(2, "Ctrl-C", watched.clock.now))
+    assert watched.frame()[2].startswith("STOPPING NOW (Ctrl-C)")
+
+
+def test_a_finished_step_scrolls_away_above_and_its_groups_go() -> None:
+    watched = stepped(begun(Watched(80)))
+    frame = watched.frame()
+    assert frame[0].startswith("step 12/50 | 14.2s | reward 0.463 | trained 13/16 (constant_")
+    assert len(frame[0]) <= 80
+    assert not any(line.startswith("group") for line in frame)
+    assert watched.frame()[0].startswith("mtrl train")
+
+
+def test_an_evaluation_is_a_bar_and_no_table() -> None:
+    watched = Watched(80)
+    watched.see(PhaseStarted("evaluation"))
+    for game in range(1234):
+        watched.see(
+            GroupStarted(game, "seed", 1, "base", 0),
+            MemberFinished(game, 0, "done", -0.5, 2, 60, 0),
+            GroupFinished(game, -0.5, "complete"),
+        )
+    frame = watched.frame()
+    assert frame[1].startswith("evaluation before: 1,234/6,000 games, -0.500 so far ━")
+    assert frame[1].endswith("21%")
+    assert len(frame) == 5
+
+
+def test_a_terminal_without_unicode_gets_ascii() -> None:
+    watched = stepped(begun(Watched(80, unicode=False)))
+    watched.see(GroupStarted(99, "s", 8, "u/v", 12))
+    drawn = "".join(watched.frame()[1:])
+    assert drawn.isascii()
+
+
+def test_the_screen_is_given_back() -> None:
+    watched = begun(Watched(80))
+    watched.frame()
+    watched.presenter.close()
+    assert "\x1b[?25h" in watched.text
+    watched.presenter.close()
+    watched.presenter.tick()
+
+
+@pytest.mark.parametrize("width", [None, 140])
+def test_foreign_text_cannot_steer_the_terminal_or_show_a_secret(width: int | None) -> None:
+    hostile = "\x1b]0;owned\x07\x9b2J\u202esk-secret"
+    watched = begun(Watched(width), name=hostile)
+    watched.see(
+        MemberFinished(0, 2, "env_failure", None, 0, 0, 0, hostile),
+        Evaluated(hostile, hostile, 0.0, 0.0, 1, 0.0),
+        StepFinished(1, 50, f"u/{hostile}", {"skipped/\x1b[31m": 1.0, "groups": 1.0}),
+    )
+    watched.presenter.tick()
+    watched.see(_finished(hostile))
+    watched.presenter.close()
+    for wrong in ("\x1b]0;", "\x07", "\x9b", "\u202e", "\x1b[31m", "sk-secret"):
+        assert wrong not in watched.text
+
+
+def _finished(text: str) -> RunFinished:
+    return RunFinished(
+        text, text, text, text, 1, 1, 1, text, None, None, {text: 1}, quarantined=(text,)
+    )
+
+
+def test_plain_lines_say_what_ended() -> None:
+    watched = stepped(begun(Watched(None)))
+    watched.see(Evaluated("after", "u", -0.06, 0.012, 6000, 0.003))
+    watched.presenter.stopping(Stopping(1, "SIGTERM", watched.clock.now))
+    assert watched.text.splitlines() == [
+        f"12:17:40 INFO  run {RUN} in {FOLDER}",
+        "12:17:40 INFO  step 12/50 | 14.2s | reward 0.463 | trained 13/16 (constant_reward 3)"
+        " | kl 0.012 | gen 1.4k tok/s | tokens 200 | step-000012 | eta 00:08:59",
+        "12:17:40 INFO  evaluation after: -0.060 ± 0.012 over 6,000 games, invalid tool calls 0.3%",
+        "12:17:40 WARN  stopping (SIGTERM): nothing new starts; issued work settles"
+        " (at most 60s).  Again: drop them",
+    ]
+
+
+def test_plain_lines_show_signs_of_life() -> None:
+    watched = begun(Watched(None))
+    for _ in range(300):
+        watched.clock.now += 0.5
+        watched.presenter.tick()
+    alive = [line for line in watched.text.splitlines() if "alive" in line]
+    assert alive == [
+        "12:17:40 INFO  alive: sampling for 00:01:00, 3 groups in flight",
+        "12:17:40 INFO  alive: sampling for 00:02:00, 3 groups in flight",
+    ]
+
+
+def test_plain_lines_report_an_evaluations_progress_now_and_then() -> None:
+    watched = Watched(None)
+    watched.see(PhaseStarted("evaluation"))
+    for game in range(100):
+        watched.see(GroupFinished(game, 0.0, "complete"))
+        watched.clock.now += 0.5
+        watched.presenter.tick()
+    progress = [line for line in watched.text.splitlines() if "/6,000 games" in line]
+    assert len(progress) == 6
+
+
+def test_a_summary_without_an_evaluation_says_what_is_known() -> None:
+    watched = Watched(None)
+    watched.see(
+        RunFinished(RUN, FOLDER, "failed", "server gone", 3, 24, 5000, None, None, None, {})
+    )
+    watched.presenter.close()
+    watched.presenter.close()
+    assert watched.text.splitlines() == [
+        "failed: train blackjack in 00:00:00: server gone",
+        "episodes   24, 5.0k tokens sampled",
+        f"run        {FOLDER}",
+    ]

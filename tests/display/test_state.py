@@ -1,0 +1,134 @@
+"""The state of a screen, folded from events."""
+
+import time
+
+import pytest
+
+from mtrl_cli.display.state import DisplayPlan, RunState
+from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
+from mtrl_cli.training.events import (
+    Evaluated,
+    EvaluationProgress,
+    PhaseStarted,
+    RunStarted,
+    StepFinished,
+)
+
+
+@pytest.fixture
+def state() -> RunState:
+    return RunState(DisplayPlan("train blackjack", games=100, games_during=10), 0.0)
+
+
+def start(state: RunState, group: int, now: float = 0.0, size: int = 4) -> None:
+    state.apply(GroupStarted(group, f"seed-{group}", size, "base", 0), now)
+
+
+def finish(
+    state: RunState, group: int, member: int, reward: float | None, failure: str | None = None
+) -> None:
+    stop = "env_failure" if failure else "done"
+    state.apply(MemberFinished(group, member, stop, reward, 2, 60, 0, failure), 1.0)
+
+
+def step(state: RunState, number: int, now: float, reward: float = 0.0) -> None:
+    state.apply(PhaseStarted("sampling", number - 1), now - 1)
+    state.apply(StepFinished(number, 50, f"u/v{number}", {"reward": reward}), now)
+
+
+def test_a_group_is_in_flight_until_it_finishes(state: RunState) -> None:
+    start(state, 7)
+    assert state.groups[7].phase == "starting"
+    state.apply(TurnSampled(7, 0, 0, 25), 1.0)
+    finish(state, 7, 0, 0.5)
+    group = state.groups[7]
+    assert (group.phase, group.done, group.tokens, group.rewards) == ("rolling", 1, 25, [0.5])
+    assert state.busy == 3
+    state.apply(GroupFinished(7, 0.5, "complete"), 2.0)
+    assert state.groups == {}
+    assert state.finished_groups == []
+
+
+def test_a_failed_member_is_not_done_and_its_refill_is(state: RunState) -> None:
+    start(state, 1)
+    finish(state, 1, 0, None, "sandbox gone")
+    assert (state.groups[1].done, state.groups[1].retries, state.failures) == (0, 1, 1)
+    finish(state, 1, 0, 1.0)
+    assert (state.groups[1].done, state.episodes) == (1, 1)
+
+
+def test_finished_groups_are_kept_for_a_rollout() -> None:
+    state = RunState(DisplayPlan("rollout blackjack", keep_groups=True), 0.0)
+    start(state, 0)
+    state.apply(GroupFinished(0, None, "env_failure"), 1.0)
+    assert [group.outcome for group in state.finished_groups] == ["env_failure"]
+
+
+def test_games_of_an_evaluation_are_counted_and_not_listed(state: RunState) -> None:
+    state.apply(PhaseStarted("evaluation"), 0.0)
+    for game in range(30):
+        start(state, game, size=1)
+        finish(state, game, 0, -1.0)
+        state.apply(GroupFinished(game, -1.0, "complete"), 1.0)
+    assert state.groups == {}
+    assert state.evaluation is not None
+    assert (state.evaluation.label, state.evaluation.games) == ("before", 100)
+    assert (state.evaluation.done, state.evaluation.mean) == (30, -1.0)
+    state.apply(EvaluationProgress("before", 60, 100), 2.0)
+    assert state.evaluation.done == 60
+    state.apply(Evaluated("before", "base", -1.0, 0.0, 100, 0.0), 3.0)
+    assert state.evaluation is None
+
+
+def test_which_evaluation_it_is(state: RunState) -> None:
+    state.apply(RunStarted("r", "f", "blackjack", 50, "local", {}), 0.0)
+    step(state, 5, 10.0)
+    state.apply(PhaseStarted("evaluation", 5), 11.0)
+    assert state.evaluation is not None
+    assert (state.evaluation.label, state.evaluation.games) == ("step 5", 10)
+    step(state, 50, 20.0)
+    state.apply(PhaseStarted("evaluation"), 21.0)
+    assert (state.evaluation.label, state.evaluation.games) == ("after", 100)
+
+
+def test_throughput_is_of_the_last_seconds(state: RunState) -> None:
+    for second in range(100):
+        state.apply(TurnSampled(0, 0, 0, 50), float(second))
+    assert state.tokens == 5000
+    assert state.tokens_per_second(100.0) == pytest.approx(50, rel=0.1)
+    assert state.tokens_per_second(200.0) == 0
+
+
+def test_the_estimate_leaves_evaluations_out(state: RunState) -> None:
+    assert state.eta() is None
+    state.apply(PhaseStarted("evaluation"), 0.0)
+    state.apply(Evaluated("before", "base", -1.0, 0.0, 100, 0.0), 500.0)
+    for number in range(1, 11):
+        state.apply(PhaseStarted("sampling", number - 1), 500.0 + 10 * (number - 1))
+        state.apply(StepFinished(number, 50, "u/v", {}), 500.0 + 10 * number)
+    assert state.step_seconds == 10
+    assert state.eta() == pytest.approx(400)
+
+
+def test_the_trend_compares_the_last_steps_with_those_before(state: RunState) -> None:
+    for number in range(1, 21):
+        step(state, number, 10.0 * number, reward=0.0 if number <= 10 else 0.25)
+    assert state.trend() == pytest.approx(0.25)
+
+
+def test_unknown_events_are_not_for_this_screen(state: RunState) -> None:
+    state.apply(object(), 1.0)
+
+
+def test_a_turn_costs_little(state: RunState) -> None:
+    start(state, 0)
+    event = TurnSampled(0, 0, 0, 20)
+    best = min(_seconds_for(state, event, 2000) for _ in range(20))
+    assert best / 2000 < 5e-6
+
+
+def _seconds_for(state: RunState, event: TurnSampled, times: int) -> float:
+    started = time.perf_counter()
+    for _ in range(times):
+        state.apply(event, 1.0)
+    return time.perf_counter() - started

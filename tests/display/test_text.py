@@ -1,0 +1,38 @@
+"""Text and numbers for a terminal."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrl_cli.display.text import clock, compact, harmless, policy_name, short_age
+
+
+@given(st.text())
+def test_no_control_character_gets_through(text: str) -> None:
+    shown = harmless(text)
+    assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in shown)
+    shown.encode()  # no lone surrogate is left
+
+
+def test_what_was_there_stays_visible() -> None:
+    assert harmless("a\x1b[31mb\nc\u202ed") == "a\\x1b[31mb c\\u202ed"
+    assert harmless("naïve 牌 🂡") == "naïve 牌 🂡"
+    assert harmless("x" * 30, 5) == "xxxx…"
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0"), (950, "950"), (9100, "9.1k"), (123456, "123k"), (3.1e6, "3.1M"), (2e9, "2.0G")],
+)
+def test_counts(number: float, shown: str) -> None:
+    assert compact(number) == shown
+
+
+def test_durations() -> None:
+    assert [clock(0), clock(3661), clock(360000)] == ["00:00:00", "01:01:01", "100:00:00"]
+    assert [short_age(3), short_age(720), short_age(7200)] == ["3s", "12m", "2h"]
+
+
+def test_policies() -> None:
+    assert policy_name("tinker://run/weights/step-12") == "step-12"
+    assert policy_name("base") == "base"
