@@ -126,17 +126,14 @@ def test_trainer_and_sampler_agree(alone) -> None:
     for name, weights in WEIGHTS.items():
         chosen = [index for index in alone if model_of(index) == name]
         streams = [
-            np.array([*make_spec(index).tokens, *alone[index].tokens], np.int32)
-            for index in chosen
+            np.array([*make_spec(index).tokens, *alone[index].tokens], np.int32) for index in chosen
         ]
         data = [Datum(ids[:-1], {"target_tokens": ids[1:]}) for ids in streams]
         for index, found in zip(
             chosen, TrainableModel(SHAPE, weights, None).forward(data), strict=True
         ):
             completion = alone[index]
-            assert found[-len(completion.tokens) :] == pytest.approx(
-                completion.logprobs, abs=1e-4
-            )
+            assert found[-len(completion.tokens) :] == pytest.approx(completion.logprobs, abs=1e-4)
             if completion.prompt_logprobs is not None:
                 first, *rest = completion.prompt_logprobs
                 assert first is None

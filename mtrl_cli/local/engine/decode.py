@@ -7,9 +7,9 @@ A request occupies a slot (row). It attends to
 - its *tail*: the prompt's last blocks, copied, and the tokens sampled since, in chunks of 32.
 
 Which keys are page and which are tail follows from the prompt alone, every product is formed in
-tiles of constant shape (``tiles``), and sums over keys run page by page and chunk by chunk in order. So
-neither the number of rows in flight, nor the slot, nor the company changes a bit of a row's
-logits.
+tiles of constant shape (``tiles``), and sums over keys run page by page and chunk by chunk in
+order. So neither the number of rows in flight, nor the slot, nor the company changes a bit of a
+row's logits.
 """
 
 from collections.abc import Sequence
@@ -108,9 +108,7 @@ class DecodeBatch:
         filled = order <= self._filled[:rows, None, None]
         return np.where(filled, np.float32(0), np.float32(-np.inf))
 
-    def _attend(
-        self, query: Array, groups: list["_PageGroups"], mask: Array, layer: int
-    ) -> Array:
+    def _attend(self, query: Array, groups: list["_PageGroups"], mask: Array, layer: int) -> Array:
         """Attention of ``query`` [rows, heads, head]; returns [rows, width]."""
         rows, heads, width = query.shape
         depth, chunks = len(groups), self._keys.shape[1]
@@ -136,7 +134,7 @@ class DecodeBatch:
         return mixed.reshape(rows, heads * width)
 
     def _page_groups(self, rows: int) -> list["_PageGroups"]:
-        if self._groups is None or self._groups and self._groups[0].rows != rows:
+        if self._groups is None or (self._groups and self._groups[0].rows != rows):
             held = [pages or () for pages in self._pages[:rows]]
             deepest = max(len(pages) for pages in held)
             self._groups = [_PageGroups(held, depth, self._tile) for depth in range(deepest)]
@@ -183,7 +181,9 @@ class _PageGroups:
             out[self._absent] = -np.inf
             return
         found = np.empty((len(self._gather), *out.shape[1:]), np.float32)
-        np.matmul(self._tiles(query[self._gather]), self._stack(layer, "keys"), out=self._tiles(found))
+        np.matmul(
+            self._tiles(query[self._gather]), self._stack(layer, "keys"), out=self._tiles(found)
+        )
         out[...] = -np.inf
         out[self._target] = found[self._true]
 
@@ -195,7 +195,9 @@ class _PageGroups:
             np.matmul(self._tiles(weights), self._alone.values[layer], out=self._tiles(part))
             out += part
             return
-        np.matmul(self._tiles(weights[self._gather]), self._stack(layer, "values"), out=self._tiles(part))
+        np.matmul(
+            self._tiles(weights[self._gather]), self._stack(layer, "values"), out=self._tiles(part)
+        )
         out[self._target] += part[self._true]
 
     def _stack(self, layer: int, what: str) -> Array:

@@ -106,9 +106,7 @@ def _run(
             grad = _head(weights, tape.output, entries, found, slope, sums[worker])
             if slope is not None and grad is not None:
                 sums[worker].add_into_prefix(
-                    transformer.backward(
-                        shape, weights, tape, grad, sums[worker].gradients, prefix
-                    )
+                    transformer.backward(shape, weights, tape, grad, sums[worker].gradients, prefix)
                 )
 
     for done in [_pool.submit(work, worker) for worker in range(WORKERS)]:

@@ -19,17 +19,13 @@ BLOCKS_AT_ONCE = 16
 _FUTURE = np.triu(np.full((BLOCK, BLOCK), -np.inf, np.float32), 1)
 
 
-def compute(
-    shape: Shape, weights: Weights, blocks: Sequence[Block], final: set[Block]
-) -> None:
+def compute(shape: Shape, weights: Weights, blocks: Sequence[Block], final: set[Block]) -> None:
     """Fill in ``blocks`` (predecessors before successors); ``final`` also get their output."""
     for start in range(0, len(blocks), BLOCKS_AT_ONCE):
         _compute(shape, weights, blocks[start : start + BLOCKS_AT_ONCE], final)
 
 
-def _compute(
-    shape: Shape, weights: Weights, blocks: Sequence[Block], final: set[Block]
-) -> None:
+def _compute(shape: Shape, weights: Weights, blocks: Sequence[Block], final: set[Block]) -> None:
     tokens = np.zeros((len(blocks), BLOCK), np.intp)
     for row, block in zip(tokens, blocks, strict=True):
         row[: len(block.tokens)] = block.tokens
@@ -52,7 +48,7 @@ def _compute(
                 return
             blocks = [blocks[n] for n in chosen]
             x, query = x[chosen], query[chosen]
-        mixed = _attend(np.ascontiguousarray(query), blocks, layer).transpose(0, 2, 1, 3).reshape(x.shape)
+        mixed = _attend(np.ascontiguousarray(query), blocks, layer)
         x = x + mixed @ weights[f"layer{layer}.out"]
         hidden = norm(x)[0] @ weights[f"layer{layer}.up"]
         np.maximum(hidden, 0, out=hidden)
@@ -63,7 +59,10 @@ def _compute(
 
 
 def _attend(query: Array, blocks: Sequence[Block], layer: int) -> Array:
-    """Attention of ``query`` [blocks, heads, BLOCK, head] to predecessors and own block."""
+    """Attention of ``query`` [blocks, heads, BLOCK, head] to predecessors and own block.
+
+    Returns [blocks, BLOCK, width].
+    """
     deepest = max(block.depth for block in blocks)
     scores = np.full((deepest + 1, *query.shape[:3], BLOCK), -np.inf, np.float32)
     reach = [[n for n, b in enumerate(blocks) if b.depth > depth] for depth in range(deepest)]
@@ -79,7 +78,7 @@ def _attend(query: Array, blocks: Sequence[Block], layer: int) -> Array:
         mixed[rows] += scores[depth, rows] @ stacked(pages[depth], layer, "values")
     mixed += scores[deepest] @ np.stack([block.values[layer] for block in blocks])
     mixed /= scores.sum(0).sum(-1)[..., None]
-    return mixed
+    return mixed.transpose(0, 2, 1, 3).reshape(len(blocks), BLOCK, -1)
 
 
 def score(weights: Weights, blocks: Sequence[Block]) -> None:
@@ -97,10 +96,9 @@ def prompt_logprobs(path: Sequence[Block]) -> list[float | None]:
     """Logprob of each token of a scored path; None for the first."""
     found: list[float | None] = [None]
     for block, following in zip(path, [*path[1:], None], strict=True):
-        assert block.inner is not None and block.after is not None
+        assert block.inner is not None
+        assert block.after is not None
         found.extend(block.inner.tolist())
         if following is not None:
             found.append(float(block.after[following.tokens[0]]))
     return found
-
-

@@ -52,9 +52,7 @@ class Sampler:
     ``cache_bytes`` bounds the prompt blocks kept for later requests.
     """
 
-    def __init__(
-        self, shape: Shape, max_rows: int = 64, cache_bytes: int = CACHE_BYTES
-    ) -> None:
+    def __init__(self, shape: Shape, max_rows: int = 64, cache_bytes: int = CACHE_BYTES) -> None:
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}")
         self._shape, self._max_rows = shape, max_rows
@@ -67,9 +65,7 @@ class Sampler:
         """Requests submitted and neither finished nor cancelled."""
         return len(self._waiting) + self._in_flight()
 
-    def submit(
-        self, key: Hashable, weights_id: str, weights: Weights, spec: SampleSpec
-    ) -> None:
+    def submit(self, key: Hashable, weights_id: str, weights: Weights, spec: SampleSpec) -> None:
         """Queue a request. ``weights_id`` names ``weights`` for the prefix cache.
 
         ``max_tokens`` is cut to what the context leaves. ValueError if nothing is left, if the
@@ -147,7 +143,10 @@ class Sampler:
         self, weights_id: str, weights: Weights, requests: list[_Request]
     ) -> list[list[Block]]:
         """The computed blocks of all prompts; those not cached are computed together."""
-        paths, work, final, scored = [], {}, set(), {}
+        paths: list[list[Block]] = []
+        work: dict[Block, None] = {}
+        scored: dict[Block, None] = {}
+        final: set[Block] = set()
         for request in requests:
             path, fresh = self._cache.path(weights_id, request.prompt)
             paths.append(path)
@@ -158,9 +157,7 @@ class Sampler:
             if request.spec.prompt_logprobs:
                 scored |= dict.fromkeys(block for block in path if block.after is None)
         # By depth, so that predecessors come first; each block's bits do not depend on it.
-        prefill.compute(
-            self._shape, weights, sorted(work, key=lambda block: block.depth), final
-        )
+        prefill.compute(self._shape, weights, sorted(work, key=lambda block: block.depth), final)
         prefill.score(weights, list(scored))
         for request, path in zip(requests, paths, strict=True):
             if request.spec.prompt_logprobs:

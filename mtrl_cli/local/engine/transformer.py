@@ -141,9 +141,7 @@ def backward(
         turn(dqkv.reshape(rows, length, -1), factors)
         flat = dqkv.reshape(rows * length, 3 * shape.width)
         gradients[f"layer{layer}.qkv"] += t.normed_in.T @ flat
-        dx += norm_backward(
-            flat @ weights[f"layer{layer}.qkv"].T, t.normed_in, t.inverse_in
-        )
+        dx += norm_backward(flat @ weights[f"layer{layer}.qkv"].T, t.normed_in, t.inverse_in)
     np.add.at(gradients["embed"], tape.tokens.ravel(), dx)
     return into_prefix[::-1]
 
@@ -202,9 +200,7 @@ def _attention_backward(
     dscores = np.empty_like(tape.attention)
     np.matmul(dmixed, tape.value.swapaxes(2, 3), out=dscores[..., start:])
     if before:
-        np.matmul(
-            _flat(dmixed), before.values.swapaxes(1, 2), out=_flat(dscores)[..., :start]
-        )
+        np.matmul(_flat(dmixed), before.values.swapaxes(1, 2), out=_flat(dscores)[..., :start])
     dscores -= (dmixed * tape.mixed).sum(-1, keepdims=True)
     dscores *= tape.attention
     own, own_p = dscores[..., start:], tape.attention[..., start:]
@@ -215,6 +211,5 @@ def _attention_backward(
         return dquery, dkey, dvalue, None
     far, far_p = _flat(dscores)[..., :start], _flat(tape.attention)[..., :start]
     dquery += (far @ before.keys).reshape(dquery.shape)
-    return dquery, dkey, dvalue, KeysValues(
-        far.swapaxes(1, 2) @ _flat(tape.query), far_p.swapaxes(1, 2) @ _flat(dmixed)
-    )
+    dkeys, dvalues = far.swapaxes(1, 2) @ _flat(tape.query), far_p.swapaxes(1, 2) @ _flat(dmixed)
+    return dquery, dkey, dvalue, KeysValues(dkeys, dvalues)

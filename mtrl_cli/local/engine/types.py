@@ -131,5 +131,3 @@ class Completion:
     logprobs: list[float]
     stop_reason: Literal["stop", "length"]
     prompt_logprobs: list[float | None] | None = None
-
-

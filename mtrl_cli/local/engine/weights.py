@@ -9,6 +9,7 @@ matrix: ``embed`` [vocab, width], which is also the head, and for each layer ``q
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,10 +71,10 @@ def save_base(directory: Path, shape: Shape, weights: Weights) -> Path:
     """Write ``weights`` as float16 to ``directory``/weights.npz; returns the file."""
     check(shape, weights)
     file = directory / FILE
-    described = np.frombuffer(json.dumps(vars(shape)).encode(), np.uint8)
-    halves = {name: value.astype(np.float16) for name, value in weights.items()}
+    stored: dict[str, Any] = {name: value.astype(np.float16) for name, value in weights.items()}
+    stored[_SHAPE_KEY] = np.frombuffer(json.dumps(vars(shape)).encode(), np.uint8)
     with file.open("wb") as out:
-        np.savez(out, **{_SHAPE_KEY: described}, **halves)
+        np.savez(out, **stored)
     return file
 
 

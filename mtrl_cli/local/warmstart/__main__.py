@@ -29,7 +29,9 @@ def main() -> None:
 
     def report(step: int, token_loss: float, recall_loss: float) -> None:
         if step % 50 == 0 or step == arguments.steps - 1:
-            sys.stdout.write(f"step {step}: token loss {token_loss:.4f}, recall {recall_loss:.4f}\n")
+            sys.stdout.write(
+                f"step {step}: token loss {token_loss:.4f}, recall {recall_loss:.4f}\n"
+            )
             sys.stdout.flush()
 
     recipe = training.Recipe(steps=arguments.steps)

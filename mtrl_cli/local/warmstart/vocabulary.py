@@ -24,7 +24,10 @@ from mtrl_cli.tasks.blackjack.game import Game
 
 SIZE = 640
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-IN_TURN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")  # fmt: skip
+IN_TURN = (
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>"),
+)
 PIECES = r" \d+| [AJQK](?![a-z])|\d+|hit|stand|soft|hard|\n"
 FILE = "tokenizer.json"
 
@@ -50,10 +53,7 @@ def train(games: int = 400, seed: int = 0) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(games, random.Random(seed)), trainer)
-    tokenizer.add_special_tokens([AddedToken(marker, normalized=False) for marker in SPECIAL])
-    tokenizer.add_tokens(
-        [AddedToken(marker, special=False, normalized=False) for marker in IN_TURN]
-    )
+    _add_markers(tokenizer)
     return tokenizer
 
 
@@ -85,12 +85,20 @@ def _texts(games: int, rng: random.Random) -> Iterator[str]:
 
 
 def _preamble() -> str:
-    """The system message as the template writes it, read back from a byte-level rendering."""
-    plain = Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))  # fmt: skip  # noqa: E501
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    plain.decoder = decoders.ByteLevel()
-    plain.add_special_tokens([AddedToken(marker, normalized=False) for marker in SPECIAL])
-    plain.add_tokens([AddedToken(m, special=False, normalized=False) for m in IN_TURN])
-    chat, template = renderer(plain)
+    """The system message as the template writes it, read back from a byte-by-byte rendering."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(alphabet)}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bytewise.decoder = decoders.ByteLevel()
+    _add_markers(bytewise)
+    chat, template = renderer(bytewise)
     messages = [{"role": "system", "content": text.SYSTEM_PROMPT}]
-    return chat.decode(template.render_ids(messages, tools=list(text.TOOLS)), skip_special_tokens=True)  # fmt: skip  # noqa: E501
+    ids = template.render_ids(messages, tools=list(text.TOOLS))
+    return chat.decode(ids, skip_special_tokens=True)
+
+
+def _add_markers(tokenizer: Tokenizer) -> None:
+    tokenizer.add_special_tokens([AddedToken(marker, normalized=False) for marker in SPECIAL])
+    tokenizer.add_tokens(
+        [AddedToken(marker, special=False, normalized=False) for marker in IN_TURN]
+    )
