@@ -19,18 +19,13 @@ def serve(host: str, port: int, store: Path | None, api_key_env: str | None) -> 
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise UsageError(f"environment variable {api_key_env} is not set (--api-key-env)")
     _require_free(host, port)
+    from mtrl_cli.servers.launch import default_store
+
     arguments = ["--store", str(store or default_store()), "--host", host, "--port", str(port)]
     if api_key_env is not None:
         arguments += ["--api-key-env", api_key_env]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "mtrl_cli.local", *arguments])
-
-
-def default_store() -> Path:
-    """The user's folder of weights: the one that runs use when ``server.store`` is null."""
-    data = os.environ.get("XDG_DATA_HOME")
-    base = Path(data) if data else Path.home() / ".local" / "share"
-    return base / "mtrl" / "store"
 
 
 def _require_free(host: str, port: int) -> None:

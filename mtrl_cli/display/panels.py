@@ -135,8 +135,7 @@ def _reward_parts(state: RunState, glyphs: Glyphs) -> Iterable[str]:
 
 def _throughput_parts(state: RunState, now: float) -> Iterable[str]:
     limit = f"/{state.plan.concurrency}" if state.plan.concurrency else ""
-    busy = state.busy if state.evaluation is None else 0
-    yield f"busy {min(busy, state.plan.concurrency or busy)}{limit}"
+    yield f"busy {min(state.busy, state.plan.concurrency or state.busy)}{limit}"
     yield f"gen {compact(state.tokens_per_second(now))} tok/s"
     yield f"tokens {compact(state.tokens)}"
     yield f"episodes {state.episodes:,}"

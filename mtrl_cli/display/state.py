@@ -91,6 +91,7 @@ class EvaluationView:
 
     label: str
     games: int
+    started: int = 0
     done: int = 0
     total_reward: float = 0.0
     rewarded: int = 0
@@ -181,7 +182,9 @@ class RunState:
 
     @property
     def busy(self) -> int:
-        """Trajectories of groups in flight that have not ended."""
+        """Trajectories that have not ended, waiting ones included."""
+        if self.evaluation is not None:
+            return max(self.evaluation.started - self.evaluation.done, 0)
         return sum(group.size - group.done for group in self.groups.values())
 
     # Events.
@@ -200,12 +203,14 @@ class RunState:
             group.turns += 1
 
     def _group_started(self, event: GroupStarted, now: float) -> None:
-        if self.evaluation is None:
-            self.groups[event.group] = GroupView(
-                event.group, event.task, event.policy, event.policy_step, event.size, now
-            )
-            if self.policy is None:
-                self.policy = event.policy
+        if self.evaluation is not None:
+            self.evaluation.started += 1
+            return
+        self.groups[event.group] = GroupView(
+            event.group, event.task, event.policy, event.policy_step, event.size, now
+        )
+        if self.policy is None:
+            self.policy = event.policy
 
     def _member_finished(self, event: MemberFinished, now: float) -> None:
         failed = event.failure is not None or event.reward is None

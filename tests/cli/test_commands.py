@@ -1,10 +1,12 @@
 """The commands as a user types them: exit codes, what goes where, and what is not imported."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -228,6 +230,30 @@ def test_serve_says_in_one_line_that_its_port_is_taken(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_serve_answers_until_ctrl_c(tmp_path: Path) -> None:
+    server = subprocess.Popen(
+        command("serve", "--port", "0", "--store", str(tmp_path / "store")),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        address = urlsplit(json.loads(server.stdout.readline())["url"])
+        assert address.hostname == "127.0.0.1"
+        assert address.port is not None
+        with socket.create_connection((address.hostname, address.port), timeout=10):
+            pass
+        server.send_signal(signal.SIGINT)
+        _, err = server.communicate(timeout=30)
+    finally:
+        server.kill()
+    assert f"on http://127.0.0.1:{address.port}" in err
+    assert "Traceback" not in err
 
 
 def test_serve_needs_the_key_that_it_is_told_of(tmp_path: Path) -> None:
