@@ -113,7 +113,6 @@ class Store:
         self.root = root
         for folder in (root, root / "models", root / "ephemeral"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        root.chmod(0o700)
         self._sweep_dead()
         server = secrets.token_hex(6)
         self._lock_path = root / "ephemeral" / f"{server}.lock"

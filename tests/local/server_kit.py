@@ -114,7 +114,7 @@ def forward(model: str, seq: int, data: list[dict[str, Any]]) -> dict[str, Any]:
     return {"model_id": model, "seq_id": seq, "forward_input": given}
 
 
-def step(model: str, seq: int, rate: float = 0.02, **adam: float) -> dict[str, Any]:
+def step(model: str, seq: int, rate: float = 0.005, **adam: float) -> dict[str, Any]:
     return {"model_id": model, "seq_id": seq, "adam_params": {"learning_rate": rate, **adam}}
 
 

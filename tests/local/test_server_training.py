@@ -1,5 +1,7 @@
 """Training over HTTP: learning, exactly-once, saving, loading, and tenants beside each other."""
 
+import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -17,6 +19,7 @@ from tests.local.server_kit import (
     sample,
     serving,
     step,
+    until,
 )
 
 TEXT = [1, 5, 9, 13, 2, 30, 31, 32, 3]
@@ -102,6 +105,24 @@ def test_the_same_call_again_is_the_same_call(client: Client) -> None:
         "forward_backward": 1, "optim_step": 1, "forward": 1, "save_weights": 1,
         "save_weights_for_sampler": 2,
     }  # fmt: skip
+
+
+def test_a_call_whose_reply_was_lost_is_applied_once(client: Client) -> None:
+    """The client dies after sending; whoever sends the same again gets that call's answer."""
+    model = client.model(client.session())
+    body = json.dumps(backward(model, 1, [datum(TEXT)])).encode()
+    head = (f"POST /api/v1/forward_backward HTTP/1.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n").encode()  # fmt: skip
+    url = client.http.base_url
+    for _ in range(3):
+        with socket.create_connection((url.host, url.port)) as lost:
+            lost.sendall(head + body)
+    until(lambda: client.counters()["applied"].get(model))
+    response = client.http.post("/api/v1/forward_backward", content=body,
+                                headers={"Content-Type": "application/json"})
+    assert "loss_fn_outputs" in client.result(response.json()["request_id"])
+    client.done("optim_step", step(model, 2))
+    assert client.counters()["applied"][model] == {"forward_backward": 1, "optim_step": 1}
 
 
 def test_a_used_or_a_lower_number_is_409(client: Client) -> None:

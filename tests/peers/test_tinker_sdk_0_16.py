@@ -45,7 +45,7 @@ def datum():
         loss_fn_inputs={"target_tokens": text[1:], "weights": [1.0] * 8},
     )
 
-adam = types.AdamParams(learning_rate=0.02)
+adam = types.AdamParams(learning_rate=0.005)
 losses = []
 for _ in range(120):
     one = training.forward_backward([datum()], "cross_entropy")
