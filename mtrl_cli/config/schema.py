@@ -56,11 +56,13 @@ class ServerConfig:
     """The training service: where the weights live."""
 
     kind: ServerKind = ServerKind.local
+    """``local``: the embedded server. ``tinker``: any server of the Tinker HTTP API."""
     base_url: str | None = None
     """Address of a running server. For ``local``: None starts one for the run and ends it."""
     api_key: str | None = None
     """Taken from the environment: ``${oc.env:MTRL_API_KEY,null}``."""
     base_model: str = "mtrl-tiny"
+    """The model to train, as the server names it."""
     tokenizer: str = "mtrl-tiny"
     """A packaged tokenizer's name, or the path of a ``tokenizer.json``."""
     renderer: str = "qwen3"
@@ -82,14 +84,19 @@ class EnvConfig:
     """The environment backend: where an episode's world runs."""
 
     kind: EnvKind = EnvKind.openenv
+    """``openenv``: an OpenEnv Environment class, run in this process."""
     entrypoint: str = MISSING
     """The ``openenv`` Environment class, as ``module:Class`` or ``path.py:Class``."""
     threads: int = 4
     """Worker threads that run synchronous environments."""
     open_timeout: float = 30.0
+    """Seconds to make one instance."""
     reset_timeout: float = 30.0
+    """Seconds to begin one episode."""
     step_timeout: float = 30.0
+    """Seconds for one tool call."""
     close_timeout: float = 10.0
+    """Seconds to give one instance back."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class TaskConfig:
     """What is played."""
 
     name: str = MISSING
+    """The task's name, in task ids and on the screen."""
     entrypoint: str = MISSING
     """The task class, as ``module:Class`` or ``path.py:Class``."""
     unfinished_reward: float = -1.0
@@ -114,14 +122,21 @@ class GroupConfig:
     per_step: int = 16
     """Groups that one step consumes."""
     temperature: float = 1.0
+    """Sampling temperature; above 0 for training."""
     top_k: int = -1
+    """Tokens to sample from; -1 is all of them, as training needs."""
     top_p: float = 1.0
+    """Probability mass to sample from; 1 is all of it, as training needs."""
     on_failure: OnFailure = OnFailure.refill
+    """What an infrastructure failure does: play the member again, go on with fewer members, or
+    give the group up."""
     max_refills: int = 2
     """Refills per member before the group fails."""
     floor: int = 2
     """With ``on_failure: shrink``, the least members that a group may have."""
     on_truncated: OnTruncated = OnTruncated.penalize
+    """What a token budget does that ran out: the unfinished reward, the member out of the loss, or
+    the whole group out."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,7 @@ class BudgetConfig:
     trajectory_tokens: int = 1024
     """Most tokens of a whole trajectory, prompt included."""
     max_turns: int = 8
+    """Most sampled turns of an episode."""
     deadline: float = 300.0
     """Seconds from admission to the end of the episode."""
 
@@ -142,18 +158,30 @@ class TrainConfig:
     """The optimisation."""
 
     steps: int = 150
+    """Optimizer steps."""
     loss: Loss = Loss.importance_sampling
+    """The policy-gradient loss, computed by the server."""
     loss_config: dict[str, float] = field(default_factory=dict)
     """Parameters of the loss, such as ``clip_low_threshold``; sent to the server as they are."""
     advantage: Advantage = Advantage.mean_std
+    """Reward less the group's mean; the same over the standard deviation; reward less the mean of
+    the others."""
     learning_rate: float = 1e-3
+    """Adam's learning rate, at its highest."""
     schedule: Schedule = Schedule.constant
+    """What the learning rate does after the warm-up, down to 0 at the last step."""
     warmup_steps: int = 0
+    """Steps over which the learning rate rises from 0."""
     beta1: float = 0.9
+    """Adam: decay of the first moment."""
     beta2: float = 0.95
+    """Adam: decay of the second moment."""
     eps: float = 1e-8
+    """Adam: added to the denominator."""
     weight_decay: float = 0.0
+    """Adam: decoupled weight decay."""
     grad_clip_norm: float = 1.0
+    """Norm to which the gradient is clipped; 0 does not clip."""
     kl: float = 0.0
     """Coefficient of the KL penalty to the initial policy."""
     kl_end_step: int | None = None
@@ -161,6 +189,7 @@ class TrainConfig:
     lora_rank: int | None = 32
     """Rank of the LoRA adapter; None trains all weights, where the server can."""
     lora_alpha: float = 32.0
+    """Scale of the LoRA adapter."""
     checkpoint_every: int = 25
     """Steps between saved training states; 0 saves none."""
 
@@ -174,7 +203,9 @@ class EvalConfig:
     every: int = 0
     """Steps between evaluations during training; 0 evaluates only before and after."""
     games_during: int = 500
+    """Episodes of an evaluation during training."""
     seed: int = 0
+    """Names the set of games; nothing else changes it."""
     greedy: bool = False
     """Temperature 0 instead of the training's."""
 
@@ -184,6 +215,7 @@ class RunConfig:
     """The run: where it is recorded, how much of it is in flight."""
 
     dir: str = "runs"
+    """Folder of the run folders."""
     trajectories: bool = True
     """Write every training trajectory to the run folder."""
     concurrency: int = 256
@@ -197,7 +229,9 @@ class Experiment:
     """One declared experiment, composed and validated."""
 
     name: str = MISSING
+    """The experiment's name, in the run folder and on the screen."""
     seed: int = 0
+    """The seed of everything that is drawn at random: tasks, sampling, a new model's weights."""
     policy: str | None = None
     """URI of the policy that `mtrl rollout` plays; None is the base model."""
     server: ServerConfig = field(default_factory=ServerConfig)
