@@ -9,12 +9,12 @@ never used again).
 """
 
 import asyncio
-import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from mtrl_cli.envs.adapter import TaskAdapter
+from mtrl_cli.envs.openenv_class import action_class, async_method, check_class, is_async
 from mtrl_cli.envs.workers import Owner, StuckError, Workers
 from mtrl_cli.errors import UsageError
 from mtrl_cli.light_import import light_packages
@@ -52,16 +52,16 @@ class OpenEnvFactory:
     ) -> None:
         light_packages("openenv", "openenv.core", "openenv.core.env_server")
         self.environment_class: Any = load_class(entrypoint, "env.entrypoint")
-        _check_class(entrypoint, self.environment_class)
+        check_class(entrypoint, self.environment_class)
         _check_adapter(adapter)
         self.adapter = adapter
-        self.action_class = _action_class(entrypoint, self.environment_class)
+        self.action_class = action_class(entrypoint, self.environment_class)
         self.open_timeout = open_timeout
         self.reset_timeout = reset_timeout
         self.step_timeout = step_timeout
         self.close_timeout = close_timeout
-        self.async_reset = _is_async(self.environment_class, "reset")
-        self.async_step = _is_async(self.environment_class, "step")
+        self.async_reset = is_async(self.environment_class, "reset")
+        self.async_step = is_async(self.environment_class, "step")
         self.workers = Workers(
             threads,
             self.environment_class.__name__,
@@ -121,7 +121,7 @@ class OpenEnvInstance:
         if factory.async_reset:
             given = self._guarded("reset", arguments)
             observation = await self._await(
-                "reset", lambda: _async_method(self._environment, "reset")(**given)
+                "reset", lambda: async_method(self._environment, "reset")(**given)
             )
             outcome = self._guarded("reset", lambda: self._outcome(observation))
         else:
@@ -143,7 +143,7 @@ class OpenEnvInstance:
         if factory.async_step:
             action = self._guarded("step", lambda: self._action(call))
             observation = await self._await(
-                "step", lambda: _async_method(self._environment, "step")(action)
+                "step", lambda: async_method(self._environment, "step")(action)
             )
             outcome = self._guarded("step", lambda: self._outcome(observation))
         else:
@@ -292,20 +292,6 @@ def _reward(name: str, reward: Any) -> float:
     return value
 
 
-def _check_class(entrypoint: str, environment_class: Any) -> None:
-    """Raises: UsageError."""
-    from openenv.core.env_server.interfaces import Environment
-
-    if not issubclass(environment_class, Environment):
-        raise UsageError(
-            f"env.entrypoint {entrypoint!r}: it is not an OpenEnv environment; derive it from"
-            " openenv.core.env_server.interfaces.Environment"
-        )
-    missing = sorted(getattr(environment_class, "__abstractmethods__", ()))
-    if missing:
-        raise UsageError(f"env.entrypoint {entrypoint!r}: it lacks {', '.join(missing)}")
-
-
 def _check_adapter(adapter: Any) -> None:
     """Raises: UsageError."""
     names = ("reset_arguments", "action", "observation_text")
@@ -315,50 +301,6 @@ def _check_adapter(adapter: Any) -> None:
             f"task class {type(adapter).__name__!r} lacks {', '.join(missing)}; see"
             " docs/custom-task.md"
         )
-
-
-def _action_class(entrypoint: str, environment_class: Any) -> Any:
-    """The class of the actions that ``step`` takes.
-
-    Raises:
-        UsageError: the environment does not say.
-    """
-    from openenv.core.env_server.types import Action
-
-    candidates = [getattr(environment_class, "action_class", None)]
-    for base in environment_class.__mro__:
-        for generic in getattr(base, "__orig_bases__", ()):
-            candidates.extend(get_args(generic)[:1])
-    try:
-        candidates.append(get_type_hints(environment_class.step).get("action"))
-    except Exception:  # annotations may name what is imported for type checkers only
-        candidates.append(environment_class.step.__annotations__.get("action"))
-    for candidate in candidates:
-        if (
-            isinstance(candidate, type)
-            and issubclass(candidate, Action)
-            and candidate is not Action
-        ):
-            return candidate
-    raise UsageError(
-        f"env.entrypoint {entrypoint!r}: it does not say which actions it takes; annotate"
-        " step(self, action: YourAction) or set action_class = YourAction"
-    )
-
-
-def _is_async(environment_class: Any, method: str) -> bool:
-    from openenv.core.env_server.interfaces import Environment
-
-    name = f"{method}_async"
-    return getattr(environment_class, name) is not getattr(
-        Environment, name
-    ) or inspect.iscoroutinefunction(getattr(environment_class, method))
-
-
-def _async_method(environment: Any, method: str) -> Any:
-    """``step`` itself where it is a coroutine function, else ``step_async``."""
-    plain = getattr(environment, method)
-    return plain if inspect.iscoroutinefunction(plain) else getattr(environment, f"{method}_async")
 
 
 def _line(error: BaseException) -> str:

@@ -186,3 +186,15 @@ def test_a_missing_tokenizer_says_what_to_write() -> None:
 def test_call_helper_is_read_back() -> None:
     completion = call('{"name": "play", "arguments": {"action": "hit"}}')
     assert chat().read(completion, [PLAY]).calls[0].name == "play"
+
+
+def test_a_prompt_is_its_own_list_and_follows_the_tools() -> None:
+    messages = [{"role": "user", "content": "u"}]
+    tools = [PLAY]
+    first = chat().prompt(messages, tools)
+    expected = list(first)
+    first.append(1)
+    assert chat().prompt(messages, tools) == expected
+    assert chat().prompt(messages, []) != expected
+    assert chat().prompt(messages, [PLAY]) == expected
+    assert chat().prompt([{"role": "user", "content": "v"}], tools) != expected
