@@ -54,12 +54,12 @@ class App:
         """Answer at once where nothing must be waited for, and with a coroutine otherwise."""
         try:
             reply = self._route(request)
+            if isinstance(reply, bytes):
+                return Response(200, reply)
+            if isinstance(reply, Mapping):
+                return Response(200, codec.plain(reply))
         except Exception as error:
             return _unhappy(error)
-        if isinstance(reply, bytes):
-            return Response(200, reply)
-        if isinstance(reply, Mapping):
-            return Response(200, codec.plain(reply))
         return _later(reply)
 
     def _route(self, request: Request) -> Answer:
@@ -286,9 +286,9 @@ def _unhappy(error: Exception) -> Response:
 async def _later(reply: Coroutine[None, None, Reply]) -> Response:
     try:
         answer = await reply
+        return Response(200, answer if isinstance(answer, bytes) else codec.plain(answer))
     except Exception as error:
         return _unhappy(error)
-    return Response(200, answer if isinstance(answer, bytes) else codec.plain(answer))
 
 
 async def _promised(request_id: Coroutine[None, None, str]) -> Reply:

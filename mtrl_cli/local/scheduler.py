@@ -51,7 +51,11 @@ class _Hand:
 
 def _deliver(batch: list[tuple[Deliver, object]]) -> None:
     for deliver, result in batch:
-        deliver(result)
+        try:
+            deliver(result)
+        except Exception as error:  # a promise must end, and the others of the batch too
+            with contextlib.suppress(Exception):
+                deliver(failure_of(error))
 
 
 class TrainingThread:

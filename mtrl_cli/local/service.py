@@ -131,6 +131,8 @@ class Service:
         promise = self._train(model.session_id, free)
         self._forget_model(model, "it was unloaded")
         self._unloads[model_id] = promise.request_id
+        if len(self._unloads) > MAX_SEEN:
+            del self._unloads[next(iter(self._unloads))]
         return promise.request_id
 
     def _remove_model(self, model_id: str, reason: str) -> None:
