@@ -8,10 +8,12 @@ the ledger hears of each borrow before it is made.
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.config.schema import Experiment
+from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.ports import Chat, EnvironmentFactory, Task
@@ -107,7 +109,7 @@ def _play_parts(experiment: Experiment) -> tuple[RendererChat, Task, OpenEnvFact
     chat.check_append_only(loaded.tools)
     envs = OpenEnvFactory(
         env.entrypoint,
-        loaded,
+        cast(TaskAdapter, loaded),  # OpenEnvFactory checks that it is one
         threads=env.threads,
         open_timeout=env.open_timeout,
         reset_timeout=env.reset_timeout,

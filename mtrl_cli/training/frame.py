@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from mtrl_cli.assembly import Parts, assemble
 from mtrl_cli.config.schema import Experiment
-from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.runs.folder import RunFolder
@@ -67,18 +66,19 @@ class Frame:
         Raises:
             MtrlError: the run failed; its folder says so too.
         """
-        status, reason = "failed", "internal error"
+        status = "failed"
+        reason: str | None = None
         try:
             await self._settled(self._with_parts(work))
-            status, reason = ("cancelled", "stopped by the user") if self.stop.draining else (
-                "finished", None
-            )  # fmt: skip
+            status = "finished"
+            if self.stop.draining:
+                status, reason = "cancelled", "stopped by the user"
         except BaseExceptionGroup as group:
             error = _first(group)
-            reason = str(error)
+            reason = str(error) or type(error).__name__
             raise error from group
-        except MtrlError as error:
-            reason = str(error)
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
             raise
         finally:
             self.folder.end(status, reason)
