@@ -19,6 +19,7 @@ from http import HTTPStatus
 
 MAX_HEAD = 64 * 2**10
 MAX_BODY = 64 * 2**20
+MAX_HEADS = 2048
 HIGH_WATER = 256 * 2**10
 IDLE = 300.0
 LINGER = 10.0
@@ -57,10 +58,18 @@ class Listener:
         self.handler = handler
         self.trouble = trouble
         self.connections: set[Connection] = set()
+        self.heads: dict[bytes, tuple[Request, int]] = {}
         self._empty = asyncio.Event()
 
     def __call__(self) -> Connection:
         return Connection(self)
+
+    def remember(self, head: bytes, request: Request, length: int) -> None:
+        """A client's heads repeat byte for byte; reading one again costs a look-up."""
+        if len(self.heads) >= MAX_HEADS:
+            self.heads.clear()
+        if len(head) < 2048:
+            self.heads[head] = (request, length)
 
     def left(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -167,7 +176,10 @@ class Connection(asyncio.Protocol):
                 return None
             head = bytes(self._buffer[:end])
             del self._buffer[:end + 4]
-            if not self._parse(head):
+            known = self._listener.heads.get(head)
+            if known is not None:
+                self._head, self._missing = known
+            elif not self._parse(head):
                 return None
         head_request = self._head
         assert head_request is not None
@@ -210,6 +222,8 @@ class Connection(asyncio.Protocol):
         if b"expect" in headers and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._head = Request(words[0].decode("latin-1"), words[1].decode("latin-1"), headers, b"")
+        if b"expect" not in headers:
+            self._listener.remember(head, self._head, self._missing)
         return True
 
     def _refuse(self, status: int, reason: str, unread: int = 0) -> bool:

@@ -196,3 +196,15 @@ async def test_an_idle_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
         listener.drop_idle()
         with suppress(ConnectionError):
             assert await reader.read() == b""
+
+
+async def test_heads_seen_before_are_read_the_same() -> None:
+    async with serving() as (echo, listener, (reader, writer)):
+        for number in range(wire.MAX_HEADS + 10):
+            target = f"/{number % (wire.MAX_HEADS + 5)}"
+            body = target.encode() * (1 + number % 3)
+            head = f"POST {target} HTTP/1.1\r\nContent-Length: {len(body)}\r\nX: y\r\n\r\n"
+            writer.write(head.encode() + body)
+            assert (await answer(reader))[2] == body
+            assert echo.seen[-1].target == target
+        assert len(listener.heads) <= wire.MAX_HEADS
