@@ -82,7 +82,12 @@ class ChatTokenizer:
         self.name_or_path = name_or_path
         self.backend = backend
         self.chat_template = (config or {}).get("chat_template")
-        added = backend.get_added_tokens_decoder()
+        # Some tokenizers add tokens for runs of spaces; these control nothing.
+        added = {
+            token_id: token
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special or not token.content.isspace()
+        }
         self._control = {token.content: token_id for token_id, token in added.items()}
         self.control_ids = frozenset(added)
         """Ids that only the template and the model may write."""
@@ -91,7 +96,9 @@ class ChatTokenizer:
         self.eos_token_id = self._end_of_turn((config or {}).get("eos_token"))
 
         stripped = json.loads(backend.to_str())
-        stripped["added_tokens"] = []
+        stripped["added_tokens"] = [
+            token for token in stripped["added_tokens"] if token["id"] not in self.control_ids
+        ]
         stripped["post_processor"] = None
         self._plain = Tokenizer.from_str(json.dumps(stripped))
         self._normalizes = backend.normalizer is not None

@@ -5,6 +5,7 @@ the other replaces files, and pip reports nothing; the last one installed wins.
 """
 
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 _NAMES = ("openenv", "openenv-core")
@@ -40,12 +41,19 @@ def warning() -> str | None:
 
 
 def _in_place() -> str | None:
-    """The distribution whose recorded files match what lies on the disk."""
+    """The distribution whose recorded files are the ones that an import finds."""
+    found = PathFinder.find_spec("openenv")
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(next(iter(found.submodule_search_locations))).resolve()
     scores = {}
     for name in _NAMES:
         files = [f for f in metadata.files(name) or [] if f.suffix == ".py" and f.size is not None]
-        places = [(Path(str(file.locate())), file.size) for file in files]
-        matching = sum(path.is_file() and path.stat().st_size == size for path, size in places)
+        places = [(Path(str(file.locate())).resolve(), file.size) for file in files]
+        matching = sum(
+            path.is_relative_to(folder) and path.is_file() and path.stat().st_size == size
+            for path, size in places
+        )
         scores[name] = matching / len(files) if files else 0.0
     best, other = sorted(scores, key=lambda name: -scores[name])
     return best if scores[best] > scores[other] else None

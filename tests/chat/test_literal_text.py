@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 
 from mtrl_cli.chat.tokenizer import JOINT, ChatTokenizer
 from tests.chat.helpers import BET, CONTROLS, PLAY, chat, packaged, qwen_like
@@ -89,3 +90,13 @@ def test_an_authors_assistant_turn_keeps_its_tool_call_markers_and_no_turn_marke
 def test_half_a_surrogate_pair_is_replaced_not_raised(words: str) -> None:
     ids = chat().bridge([], [{"role": "tool", "content": words}])
     assert "?" in chat().tokenizer.decode(ids)
+
+
+def test_added_tokens_of_spaces_are_words() -> None:
+    backend = Tokenizer.from_str(qwen_like().backend.to_str())
+    backend.add_tokens([AddedToken("    ", normalized=False)])
+    tok = ChatTokenizer(backend, "spaces")
+    words = "a    b <think>"
+    assert controls(tok, tok.encode(tok.literal(words))) == []
+    assert tok.convert_tokens_to_ids("    ") in tok.encode(tok.literal(words))
+    assert tok.decode(tok.encode(tok.literal(words))) == words

@@ -48,3 +48,15 @@ def test_both_are_named_with_the_one_whose_files_won(
     assert line.startswith("openenv 0.10.0 and openenv-core 0.3.0 are both installed")
     assert state in line
     assert line.endswith(f"pip install --no-deps {winner}")
+
+
+def test_two_folders_are_told_apart_by_what_an_import_finds(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = site / "first"
+    (first / "openenv/core").mkdir(parents=True)
+    (first / "openenv/core/client.py").write_text("x" * 30)
+    monkeypatch.setattr(sys, "path", [str(first), str(site)])
+    install(first, "openenv", "0.10.0", 30)
+    install(site, "openenv-core", "0.3.0", 20)
+    assert "the files of openenv are in place" in (distribution.warning() or "")

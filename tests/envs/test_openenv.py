@@ -4,6 +4,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -277,6 +278,7 @@ async def test_an_instance_stays_on_its_thread_under_load() -> None:
 
     assert await asyncio.gather(*(episode(member) for member in range(60))) == [10] * 60
     await made.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "env-Counter"]
     assert (worlds.Counter.live, worlds.Counter.closed) == (0, 60)
 
 
