@@ -82,23 +82,18 @@ class ChatTokenizer:
         self.name_or_path = name_or_path
         self.backend = backend
         self.chat_template = (config or {}).get("chat_template")
+        added = backend.get_added_tokens_decoder()
+        self._added = {token.content: token_id for token_id, token in added.items()}
         # Some tokenizers add tokens for runs of spaces; these control nothing.
-        added = {
-            token_id: token
-            for token_id, token in backend.get_added_tokens_decoder().items()
-            if token.special or not token.content.isspace()
-        }
-        self._control = {token.content: token_id for token_id, token in added.items()}
-        self.control_ids = frozenset(added)
+        control = {i: t for i, t in added.items() if t.special or not t.content.isspace()}
+        self.control_ids = frozenset(control)
         """Ids that only the template and the model may write."""
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.unk_token_id: int | None = None
         self.eos_token_id = self._end_of_turn((config or {}).get("eos_token"))
 
         stripped = json.loads(backend.to_str())
-        stripped["added_tokens"] = [
-            token for token in stripped["added_tokens"] if token["id"] not in self.control_ids
-        ]
+        stripped["added_tokens"] = []
         stripped["post_processor"] = None
         self._plain = Tokenizer.from_str(json.dumps(stripped))
         self._normalizes = backend.normalizer is not None
@@ -110,7 +105,7 @@ class ChatTokenizer:
             for token in sorted(added.values(), key=lambda token: -len(token.content))
         ]
         self._marker = re.compile("|".join(alternatives)) if alternatives else re.compile(r"(?!)")
-        starts = "".join(sorted({content[0] for content in self._control}))
+        starts = "".join(sorted({token.content[0] for token in control.values()}))
         self._start = re.compile(f"[{re.escape(starts)}]") if starts else re.compile(r"(?!)")
         special = [re.escape(t.content) for t in added.values() if t.special]
         self._special_start = re.compile(f"(?={'|'.join(special)})." if special else r"(?!)", re.S)
@@ -175,7 +170,7 @@ class ChatTokenizer:
         for found in self._marker.finditer(text):
             ids.extend(self._encode_plain(text[done : found.start()]))
             marker = found.group()
-            ids.append(self._control[marker if marker in self._control else marker.strip()])
+            ids.append(self._added[marker if marker in self._added else marker.strip()])
             done = found.end()
         ids.extend(self._encode_plain(text[done:]))
         return tuple(ids)
@@ -201,6 +196,6 @@ class ChatTokenizer:
         if isinstance(configured, dict):
             configured = configured.get("content")
         for token in (configured, *_END_OF_TURN):
-            if isinstance(token, str) and token in self._control:
-                return self._control[token]
+            if isinstance(token, str) and token in self._added:
+                return self._added[token]
         return None
