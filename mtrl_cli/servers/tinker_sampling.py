@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl_cli.rollout.ports import SampleRequest
-from mtrl_cli.servers.errors import Budget, Verdict
+from mtrl_cli.servers.errors import Budget, Verdict, says_context_full
 from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
 from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in, parse, sample_body
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
@@ -92,7 +92,9 @@ class Sampling:
                 return await self._attempt(request, prompt_logprobs, budget)
             except _Attempt as error:
                 verdict = error.verdict
-            pause = None if verdict.outcome == "permanent" else budget.pause(verdict.retry_after)
+            if verdict.outcome == "permanent" or says_context_full(verdict):
+                return verdict
+            pause = budget.pause(verdict.retry_after)
             if pause is None:
                 return verdict
             self._counts.sample_reissues += 1

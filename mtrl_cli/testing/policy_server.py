@@ -28,6 +28,7 @@ its own.
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,15 +190,29 @@ class ScriptedPolicyServer:
         """Listen. A fixed ``port`` lets a test stop a server and start it again in its place."""
         if not hasattr(self, "_service"):
             self._service = ScriptedService(**self._options)
+        self._closing = asyncio.Event()
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/api/v1/{endpoint:.+}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0, handler_cancellation=True
+        )
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port, backlog=1024).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        assert self._runner.server is not None
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server, sock=self._listener
+        )
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     async def stop(self) -> None:
         """Close every connection. What the service knows stays readable."""
+        self._closing.set()
+        # Accept nothing more, and let what was just accepted become a connection that can be
+        # closed, before the server goes.
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self._server.close()
         await self._runner.cleanup()
         await self._service.close()
 
@@ -207,7 +222,7 @@ class ScriptedPolicyServer:
         endpoint = request.match_info["endpoint"]
         raw = await request.read()
         body = json.loads(raw) if raw else {}
-        self._requests.append(Request(endpoint, body, raw, dict(request.headers), monotonic()))
+        self._requests.append(Request(endpoint, body, raw, request.headers, monotonic()))
         if self._api_key is not None and request.headers.get("X-API-Key") != self._api_key:
             return _json(401, {"detail": "Invalid API key"})
         fault = self.faults.next(endpoint, body)
@@ -248,7 +263,8 @@ class ScriptedPolicyServer:
             headers = {"Content-Type": "application/json", **fault.headers}
             return web.Response(status=fault.status, body=fault.body, headers=headers)
         if fault.kind == "hang":
-            await asyncio.Event().wait()
+            await self._closing.wait()
+            return reply
         if fault.kind == "drop":
             transport.close()
             return reply
