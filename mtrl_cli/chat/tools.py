@@ -23,6 +23,8 @@ MAX_DEPTH = 32
 _QUOTED = 80
 """Most characters of the model's own text that an error repeats."""
 
+_REMEMBERED_CALLS = 1024
+
 
 def _quote(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -95,6 +97,8 @@ class ToolReader:
             if tool.name in self._tools:
                 raise ChatConfigError(f"two tools are named {tool.name!r}: rename one")
             self._tools[tool.name] = tool
+        self._good: set[tuple[Any, ...]] = set()
+        """Calls found good before: many worlds have few actions."""
         self._offer = "; ".join(tool.signature for tool in self._tools.values())
 
     def broken(self, name: str | None, reason: str) -> ToolCall:
@@ -113,6 +117,9 @@ class ToolReader:
         if not isinstance(arguments, dict):
             kind = "a string" if isinstance(arguments, str) else "something else"
             return self._refused(tool, f"The arguments must be a JSON object, not {kind}")
+        key = _small_key(name, arguments)
+        if key in self._good:
+            return ToolCall(name, arguments)
         try:
             unsafe = _unsafe(arguments)
             error = unsafe or self._mismatch(tool, arguments)
@@ -121,6 +128,8 @@ class ToolReader:
             error = f"The arguments could not be checked ({type(failure).__name__})"
         if error:
             return self._refused(tool, error, None if unsafe else arguments)
+        if key is not None and len(self._good) < _REMEMBERED_CALLS:
+            self._good.add(key)
         return ToolCall(name, arguments)
 
     def _refused(
@@ -145,6 +154,19 @@ class ToolReader:
         if error.validator == "type":
             return f"The argument {where!r} has the wrong type"
         return f"The argument {where!r} is wrong: {_quote(error.message)}"
+
+
+def _small_key(name: str, arguments: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What tells small flat calls apart, with types, for 1 equals True; None for other calls."""
+    if len(arguments) > 8:
+        return None
+    key: list[Any] = [name]
+    for argument, value in arguments.items():
+        kind = type(value)
+        if kind not in (str, int, bool) or (kind is str and len(value) > _QUOTED):
+            return None
+        key += (argument, kind, value)
+    return tuple(key)
 
 
 def _ordered(errors: Iterator[Any]) -> Iterator[Any]:

@@ -146,6 +146,16 @@ def test_an_open_thought_holds_no_call() -> None:
     assert chat().read(ids, TOOLS).calls == ()
 
 
+def test_a_call_found_good_before_vouches_for_no_other() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    reader = ToolReader([{"function": {"name": "f", "parameters": schema}}])
+    for _ in range(2):
+        assert reader.call("f", {"n": 1}).error is None
+        assert reader.call("f", {"n": True}).error is not None
+        assert reader.call("f", {"n": "1"}).error is not None
+        assert reader.call("g", {"n": 1}).error is not None
+
+
 # --- tools that cannot be used ----------------------------------------------------------------
 
 
