@@ -70,12 +70,13 @@ class DecodeBatch:
         """
         s, w = self._shape, self._weights
         rows = self._rows()
-        self._grow(int(self._filled[:rows].max()) // BLOCK + 1)
+        chunks = int(self._filled[:rows].max()) // BLOCK + 1
+        self._grow(chunks)
         groups = self._page_groups(rows)
         chunk, place = np.divmod(self._filled[:rows], BLOCK)
         every = np.arange(rows)
         factors = turns(s)[self._position[:rows]]
-        mask = self._tail_mask(rows)
+        mask = self._tail_mask(rows, chunks)
         x = w["embed"][tokens[:rows]]
         for layer in range(s.layers):
             qkv = tiled(norm(x)[0], w[f"layer{layer}.qkv"], self._tile)
@@ -100,9 +101,8 @@ class DecodeBatch:
         top = max(slot for slot, pages in enumerate(self._pages) if pages is not None)
         return (top // self._tile + 1) * self._tile
 
-    def _tail_mask(self, rows: int) -> Array:
+    def _tail_mask(self, rows: int, chunks: int) -> Array:
         """0 where the tail [chunks, rows, 1, BLOCK] is filled, -inf where not."""
-        chunks = self._keys.shape[1]
         order = np.arange(chunks * BLOCK).reshape(chunks, 1, 1, BLOCK)
         # The token being fed is in the tail by the time of use, hence <=.
         filled = order <= self._filled[:rows, None, None]
@@ -111,7 +111,7 @@ class DecodeBatch:
     def _attend(self, query: Array, groups: list["_PageGroups"], mask: Array, layer: int) -> Array:
         """Attention of ``query`` [rows, heads, head]; returns [rows, width]."""
         rows, heads, width = query.shape
-        depth, chunks = len(groups), self._keys.shape[1]
+        depth, chunks = len(groups), len(mask)
         scores = np.empty((depth + chunks, rows, heads, BLOCK), np.float32)
         for page, group in enumerate(groups):
             group.scores(query, layer, scores[page])
@@ -127,9 +127,8 @@ class DecodeBatch:
         for page, group in enumerate(groups):
             group.mix(scores[page], layer, mixed)
         for chunk in range(chunks):
-            mixed += (scores[depth + chunk][:, :, None] @ self._values[layer, chunk, :rows])[
-                :, :, 0
-            ]
+            part = scores[depth + chunk][:, :, None] @ self._values[layer, chunk, :rows]
+            mixed += part[:, :, 0]
         mixed /= scores.sum(0).sum(-1)[..., None]
         return mixed.reshape(rows, heads * width)
 
@@ -142,9 +141,10 @@ class DecodeBatch:
 
     def _grow(self, chunks: int) -> None:
         """Make room for ``chunks`` chunks in every slot's tail."""
-        missing = chunks - self._keys.shape[1]
-        if missing > 0:
-            pad = [(0, 0), (0, missing), *[(0, 0)] * 4]
+        have = self._keys.shape[1]
+        if chunks > have:
+            # By half as much again, so that a long completion is not copied at every chunk.
+            pad = [(0, 0), (0, max(chunks - have, have // 2)), *[(0, 0)] * 4]
             self._keys = np.pad(self._keys, pad)
             self._values = np.pad(self._values, pad)
 
@@ -189,12 +189,12 @@ class _PageGroups:
 
     def mix(self, weights: Array, layer: int, out: Array) -> None:
         """Add ``weights`` @ values to ``out`` [rows, heads, head]."""
-        part = np.empty((len(self._gather), *out.shape[1:]), np.float32)
         if self._alone is not None:
             part = np.empty_like(out)
             np.matmul(self._tiles(weights), self._alone.values[layer], out=self._tiles(part))
             out += part
             return
+        part = np.empty((len(self._gather), *out.shape[1:]), np.float32)
         np.matmul(
             self._tiles(weights[self._gather]), self._stack(layer, "values"), out=self._tiles(part)
         )
