@@ -5,10 +5,13 @@ parts one after the other and returns them in the opposite order, whatever happe
 the ledger hears of each borrow before it is made.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+import socket
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import TypeVar, cast
 
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
@@ -16,14 +19,21 @@ from mtrl_cli.config.schema import Experiment
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.errors import UsageError
-from mtrl_cli.rollout.ports import Chat, EnvironmentFactory, Task
-from mtrl_cli.rollout.settle import finish
-from mtrl_cli.runs.folder import RunFolder
-from mtrl_cli.runs.ledger import Ledger
+from mtrl_cli.rollout.lending import Lender
+from mtrl_cli.rollout.ports import (
+    Chat,
+    EnvironmentFactory,
+    HarnessFactory,
+    Task,
+    TemplateNotAppendOnly,
+)
+from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.servers.connect import embedded_for, service_for
 from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.tasks.load import load_task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,7 @@ class Parts:
     chat: Chat
     task: Task
     envs: EnvironmentFactory
+    harnesses: HarnessFactory | None
     vocab: int
     """Size of the tokenizer's vocabulary."""
     server: str
@@ -55,26 +66,80 @@ async def check_experiment(experiment: Experiment) -> None:
 
 @asynccontextmanager
 async def assemble(
-    experiment: Experiment, folder: RunFolder, *, training: bool
+    experiment: Experiment, folder: Path, resources: RolloutResources, *, training: bool
 ) -> AsyncIterator[Parts]:
     """Borrow the parts of a run, and return them at the end, also under cancellation.
+
+    ``folder`` is where an embedded server's log goes.
 
     Raises:
         MtrlError: see `check_experiment`.
     """
+    chat, task, envs, vocab = _play_parts(experiment)
     async with AsyncExitStack() as borrowed:
-        chat, task, envs, vocab = _play_parts(experiment)
-        borrowed.push_async_callback(finish_with, envs.close)
 
-        embedded = embedded_for(experiment.server, log=folder.path / "server.log")
+        async def borrow(lender: Lender[T]) -> T:
+            # One scope each: they are returned one after the other, the last one first.
+            scope = await borrowed.enter_async_context(resources.scope("run"))
+            return await scope.borrow(lender)
+
+        await borrow(_backend(envs))
+        embedded = embedded_for(experiment.server, log=folder / "server.log")
         if embedded is not None:
-            await borrowed.enter_async_context(_running(embedded, folder.ledger))
+            await borrow(_process(embedded))
         service = service_for(experiment.server, embedded)
-        await service.connect()
-        borrowed.push_async_callback(finish_with, service.close)
+        await borrow(_connection(service))
         if training:
             check_capabilities(service.capabilities, experiment)
-        yield Parts(service, chat, task, envs, vocab, service.describe())
+        yield Parts(service, chat, task, envs, harness_factory(task), vocab, service.describe())
+
+
+def harness_factory(task: Task) -> HarnessFactory | None:
+    """The factory of a task that brings harnesses: the task itself, when it lends them."""
+    return cast(HarnessFactory, task) if callable(getattr(task, "lender", None)) else None
+
+
+def _backend(envs: EnvironmentFactory) -> Lender[EnvironmentFactory]:
+    async def make(key: str) -> EnvironmentFactory:
+        return envs
+
+    return Lender("backend", make, lambda envs: envs.close())
+
+
+def _process(server: EmbeddedServer) -> Lender[EmbeddedServer]:
+    """The embedded server: a child process, which also ends by itself when this one is gone."""
+
+    async def make(key: str) -> EmbeddedServer:
+        return await server.__aenter__()
+
+    async def give_back(server: EmbeddedServer) -> None:
+        await asyncio.to_thread(server.stop)
+
+    return Lender(
+        "server_process",
+        make,
+        give_back,
+        external=True,
+        place=socket.gethostname(),
+        identify=lambda server: server.pid,
+        remedy=lambda pid: f"kill {pid}",
+    )
+
+
+def _connection(service: TrainingService) -> Lender[TrainingService]:
+    async def make(key: str) -> TrainingService:
+        await service.connect()
+        return service
+
+    return Lender(
+        "server_session",
+        make,
+        lambda service: service.close(),
+        external=True,
+        place=service.describe(),
+        identify=lambda service: service.session,
+        remedy=lambda session: "the server forgets it when its heartbeats end",
+    )
 
 
 def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> None:
@@ -106,7 +171,10 @@ def _play_parts(experiment: Experiment) -> tuple[RendererChat, Task, OpenEnvFact
     loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
     tokenizer = load_tokenizer(server.tokenizer)
     chat = RendererChat(tokenizer, server.renderer)
-    chat.check_append_only(loaded.tools)
+    try:
+        chat.check_append_only(loaded.tools)
+    except TemplateNotAppendOnly as error:
+        raise UsageError(f"server.renderer: {error}") from error
     envs = OpenEnvFactory(
         env.entrypoint,
         cast(TaskAdapter, loaded),  # OpenEnvFactory checks that it is one
@@ -117,25 +185,3 @@ def _play_parts(experiment: Experiment) -> tuple[RendererChat, Task, OpenEnvFact
         close_timeout=env.close_timeout,
     )
     return chat, loaded, envs, len(tokenizer)
-
-
-@asynccontextmanager
-async def _running(server: EmbeddedServer, ledger: Ledger) -> AsyncIterator[None]:
-    """The embedded server as a borrow: a child process that ends with the run."""
-    ledger.borrow("server_process", "requested", kind="process")
-    async with server:
-        ledger.borrow("server_process", "held", id=server.pid, url=server.url)
-        try:
-            yield
-        finally:
-            ledger.borrow("server_process", "returning")
-    ledger.borrow("server_process", "released")
-
-
-async def finish_with(close: Callable[[], Awaitable[None]]) -> None:
-    """Close to the end, also when the run is being cancelled."""
-
-    async def closing() -> None:
-        await close()
-
-    await finish(closing())

@@ -18,7 +18,9 @@ from mtrl_cli.envs.openenv_class import action_class, async_method, check_class,
 from mtrl_cli.envs.workers import Owner, StuckError, Workers
 from mtrl_cli.errors import UsageError
 from mtrl_cli.light_import import light_packages
+from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
+    Environment,
     EnvironmentFault,
     InfrastructureFailure,
     RolloutError,
@@ -69,6 +71,9 @@ class OpenEnvFactory:
                 getattr(self.environment_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)
             ),
         )
+
+    def lender(self) -> Lender[Environment]:
+        return Lender("env", lambda key: self.open(), lambda instance: instance.close())
 
     async def open(self) -> "OpenEnvInstance":
         instance = OpenEnvInstance(self, self.workers.bind())

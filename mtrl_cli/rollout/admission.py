@@ -5,7 +5,10 @@ the group are sampled from. `GroupAdmission.member` derives the `Admission` of o
 refill differs from what it replaces in its sampling seed and in nothing else.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.ports import SamplingParams, TaskSample
@@ -42,6 +45,14 @@ class GroupAdmission:
     """The optimizer step that made the policy."""
     sampling: SamplingParams
     budget: Budget
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template was told; recorded with each trajectory."""
+    harness: Mapping[str, Any] = field(default_factory=dict)
+    """What the task's harness is told; recorded with each trajectory."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "template", frozen(self.template))
+        object.__setattr__(self, "harness", frozen(self.harness))
 
     def member(self, member: int, refill: int = 0) -> "Admission":
         return Admission(group=self, member=member, refill=refill)
@@ -55,9 +66,33 @@ class Admission:
     member: int
     refill: int
 
+    @property
+    def name(self) -> str:
+        """A name that no other trajectory of the run has."""
+        group = self.group
+        return f"{group.stream}/g{group.group}/m{self.member}/r{self.refill}"
+
     def seed(self, turn: int) -> int:
         """The sampling seed of a turn (0-based)."""
         group = self.group
         return seeds.sampling(
             group.stream, group.run_seed, group.group, self.member, self.refill, turn
         )
+
+
+def frozen(value: Any) -> Any:
+    """``value`` with every mapping and list in it made immutable, all the way down."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: frozen(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(frozen(item) for item in value)
+    return value
+
+
+def thawed(value: Any) -> Any:
+    """The inverse of `frozen`, for writing: plain dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: thawed(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [thawed(item) for item in value]
+    return value

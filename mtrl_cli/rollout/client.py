@@ -1,23 +1,53 @@
 """`ClientMultiTurnRollout`: many episodes at once, orchestrated from the client's side.
 
-The batch form: give it group admissions, get complete groups back, in the order they were
-given. All episodes run as tasks of one event loop; ``concurrency`` bounds how many are in
-flight. If the caller is cancelled, every episode is cancelled and has returned what it borrowed
-before the cancellation goes on.
+Two forms of one thing. The batch form takes group admissions and returns their groups in the
+same order (`run`, `run_sync`). The streaming form admits groups one by one and delivers each
+once, complete or failed, in the order of completion (`admit`, `poll`, `collect`, `stop`)::
+
+    async with ClientMultiTurnRollout(policy=…, chat=…, task=…, envs=…) as rollout:
+        for admission in admissions:
+            rollout.admit(admission)
+        async for group in rollout.groups():
+            …
+
+All episodes run as tasks of one event loop; ``concurrency`` bounds how many are in flight, the
+longest admitted first. A group whose code raises (a bug, not a failing episode) cancels its own
+members, and its error is raised to whoever waits next.
+
+`stop` is cooperative: it closes admission and waits for what was issued; with ``cancel`` it
+cancels it instead. However often it is called, there is one settlement, and every caller sees
+it. After it nothing is in flight, and what could not be returned is named in it.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.episode import Parts
 from mtrl_cli.rollout.events import Observer, ignore
 from mtrl_cli.rollout.group import FailureRule, Group, play_group
-from mtrl_cli.rollout.ports import Chat, EnvironmentFactory, Policy, Task
+from mtrl_cli.rollout.ports import Chat, EnvironmentFactory, HarnessFactory, Policy, Task
+from mtrl_cli.rollout.resources import Borrow, RolloutResources
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a rollout ended: groups finished but not delivered, cancelled groups, what is held."""
+
+    undelivered: tuple[Group, ...]
+    dropped: tuple[int, ...]
+    left: tuple[Borrow, ...]
+
+
+class AdmissionClosed(RuntimeError):  # noqa: N818
+    """A group was to be admitted after `stop`."""
 
 
 class ClientMultiTurnRollout:
-    """Plays groups of multi-turn episodes under immutable policies."""
+    """Plays groups of multi-turn episodes under immutable policies; see the module's docstring."""
 
     def __init__(
         self,
@@ -26,27 +56,145 @@ class ClientMultiTurnRollout:
         chat: Chat,
         task: Task,
         envs: EnvironmentFactory,
+        harnesses: HarnessFactory | None = None,
+        resources: RolloutResources | None = None,
         concurrency: int = 256,
         failure_rule: FailureRule | None = None,
         observer: Observer = ignore,
     ) -> None:
-        self._parts = Parts(policy, chat, task, envs, observer)
+        self.resources = resources or RolloutResources(observer=observer)
+        self._parts = Parts(policy, chat, task, envs, harnesses, self.resources, observer)
         self._rule = failure_rule or FailureRule()
-        self._concurrency = concurrency
+        self._slots = asyncio.Semaphore(concurrency)
+        self._running: dict[asyncio.Task[Group], GroupAdmission] = {}
+        self._finished: deque[Group] = deque()
+        self._dropped: list[int] = []
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._settlement: asyncio.Task[Settlement] | None = None
+
+    # --- batch ------------------------------------------------------------------------------
 
     async def run(self, admissions: Sequence[GroupAdmission]) -> list[Group]:
         """Play all groups; returns when every one is complete or failed.
 
-        A failing episode ends in its group's record, not in an exception.
+        A failing episode ends in its group's record, not in an exception. When the caller is
+        cancelled, every episode has returned what it borrowed before the cancellation goes on.
         """
-        slots = asyncio.Semaphore(self._concurrency)
         async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(play_group(admission, self._parts, slots, self._rule))
-                for admission in admissions
-            ]
+            running = [tasks.create_task(self._play(admission)) for admission in admissions]
         return [task.result() for task in running]
 
     def run_sync(self, admissions: Sequence[GroupAdmission]) -> list[Group]:
         """`run` for code without an event loop."""
         return asyncio.run(self.run(admissions))
+
+    # --- streaming --------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Groups admitted and not finished."""
+        return len(self._running)
+
+    def admit(self, admission: GroupAdmission) -> None:
+        """Start a group; it waits for free slots by itself.
+
+        Raises:
+            AdmissionClosed: `stop` was called.
+        """
+        if self._settlement is not None:
+            raise AdmissionClosed(f"group {admission.group}: the rollout has been stopped")
+        task = asyncio.ensure_future(self._play(admission))
+        self._running[task] = admission
+        task.add_done_callback(self._group_ended)
+
+    def poll(self) -> list[Group]:
+        """The groups that have finished since the last delivery, without waiting.
+
+        Raises the error of a group whose code raised.
+        """
+        self._raise_failure()
+        delivered = list(self._finished)
+        self._finished.clear()
+        return delivered
+
+    async def collect(self, count: int | None = None) -> list[Group]:
+        """Wait for ``count`` groups (all admitted ones where None) and deliver them.
+
+        Returns fewer when no more are in flight. Raises the error of a group whose code raised.
+        """
+        collected: list[Group] = []
+        while count is None or len(collected) < count:
+            group = await self._next()
+            if group is None:
+                break
+            collected.append(group)
+        return collected
+
+    async def groups(self) -> AsyncIterator[Group]:
+        """Every group as it finishes, until none is in flight."""
+        while (group := await self._next()) is not None:
+            yield group
+
+    async def stop(self, *, cancel: bool = False) -> Settlement:
+        """Close admission and settle what was issued; with ``cancel``, cancel it."""
+        if cancel:
+            for task in self._running:
+                task.cancel()
+        if self._settlement is None:
+            self._settlement = asyncio.ensure_future(self._settle())
+        return await asyncio.shield(self._settlement)
+
+    async def __aenter__(self) -> "ClientMultiTurnRollout":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop(cancel=True)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    async def _play(self, admission: GroupAdmission) -> Group:
+        return await play_group(admission, self._parts, self._slots, self._rule)
+
+    async def _next(self) -> Group | None:
+        while True:
+            self._raise_failure()
+            if self._finished:
+                return self._finished.popleft()
+            if not self._running:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _settle(self) -> Settlement:
+        if self._running:
+            await asyncio.wait(self._running)
+        left = await self.resources.settle()
+        return Settlement(tuple(self._finished), tuple(sorted(self._dropped)), left)
+
+    def _group_ended(self, task: "asyncio.Task[Group]") -> None:
+        admission = self._running.pop(task)
+        if task.cancelled():
+            self._dropped.append(admission.group)
+        elif (error := task.exception()) is not None:
+            self._dropped.append(admission.group)
+            self._failure = self._failure or _original(error)
+        else:
+            self._finished.append(task.result())
+        self._changed.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _original(error: BaseException) -> BaseException:
+    """The error inside nested exception groups that was raised first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -23,23 +23,27 @@ from dataclasses import dataclass
 
 from mtrl_cli.rollout.admission import Admission, Budget
 from mtrl_cli.rollout.events import MemberFinished, Observer, TurnSampled
+from mtrl_cli.rollout.held import borrow_environment, borrow_harness
 from mtrl_cli.rollout.ports import (
-    AssistantTurn,
     Chat,
     ContextOverflow,
     Environment,
     EnvironmentFactory,
     EnvironmentFault,
+    Harness,
+    HarnessFactory,
     InfrastructureFailure,
     Message,
     Policy,
     PolicyFailure,
     RefusedTrajectory,
     SampleRequest,
+    StepOutcome,
     Task,
+    ToolCall,
     ToolError,
 )
-from mtrl_cli.rollout.settle import finish
+from mtrl_cli.rollout.resources import RolloutResources, Scope
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import FAILED, CallRecord, Stop, Trajectory, Turn
 
@@ -52,19 +56,29 @@ class Parts:
     chat: Chat
     task: Task
     envs: EnvironmentFactory
+    harnesses: HarnessFactory | None
+    resources: RolloutResources
     observer: Observer
 
 
 async def play(admission: Admission, parts: Parts) -> Trajectory:
     """Play one episode to its end. Failures are recorded in the trajectory, never raised.
 
-    Whatever happens, also when the caller is cancelled, the environment is closed first.
+    Whatever happens, also when the caller is cancelled, what was borrowed is returned first.
     """
     trajectory = Trajectory(admission, TokenSequence(()), opening=())
-    seconds = admission.group.budget.deadline
+    async with parts.resources.scope(admission.name) as scope:
+        await _play_or_fail(trajectory, scope, parts)
+    trajectory.reward = _reward(trajectory, parts.task)
+    _report(trajectory, parts.observer)
+    return trajectory
+
+
+async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> None:
+    seconds = trajectory.admission.group.budget.deadline
     try:
         async with asyncio.timeout(seconds) as deadline:
-            trajectory.stop = await _borrow_and_play(trajectory, parts)
+            trajectory.stop = await _turns(trajectory, scope, parts)
     except TimeoutError:
         if not deadline.expired():
             raise
@@ -77,25 +91,16 @@ async def play(admission: Admission, parts: Parts) -> Trajectory:
     except RefusedTrajectory as error:
         _fail(trajectory, Stop.POLICY_FAILURE, str(error))
         trajectory.refusal = error.reason
-    trajectory.reward = _reward(trajectory, parts.task)
-    _report(trajectory, parts.observer)
-    return trajectory
 
 
-async def _borrow_and_play(trajectory: Trajectory, parts: Parts) -> Stop:
-    environment = await parts.envs.open()
-    try:
-        return await _turns(trajectory, environment, parts)
-    finally:
-        await finish(environment.close())
-
-
-async def _turns(trajectory: Trajectory, environment: Environment, parts: Parts) -> Stop:
+async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
     admission = trajectory.admission
     group, budget, chat, task = admission.group, admission.group.budget, parts.chat, parts.task
 
+    environment = await borrow_environment(scope, parts.envs)
     observation = await environment.reset(group.task, admission.member)
-    trajectory.opening = task.messages(group.task, observation)
+    harness = await borrow_harness(scope, parts.harnesses, task, group.harness)
+    trajectory.opening = await harness.open(group.task, admission.member, observation)
     trajectory.tokens = tokens = TokenSequence(chat.prompt(trajectory.opening, task.tools))
 
     for turn in range(budget.max_turns):
@@ -120,20 +125,21 @@ async def _turns(trajectory: Trajectory, environment: Environment, parts: Parts)
 
         # 1. and 2.
         cut = sample.stop_reason == "length"
-        if cut or not said.calls:
+        calls = () if cut else await harness.calls(said)
+        if not calls:
             trajectory.turns.append(Turn(said.text, len(sample.tokens), ()))
             return binding if cut else Stop.ANSWER
         # 3.
-        calls = await _execute(said, environment)
-        trajectory.turns.append(Turn(said.text, len(sample.tokens), calls))
+        answered = await _execute(calls, environment, harness)
+        trajectory.turns.append(Turn(said.text, len(sample.tokens), answered))
         # 4.
-        if calls[-1].done:
+        if answered[-1].done:
             return Stop.DONE
         # 5.
         if turn + 1 == budget.max_turns:
             return Stop.MAX_TURNS
         # 6.
-        bridge = chat.bridge(sample.tokens, _answers(calls))
+        bridge = chat.bridge(sample.tokens, _answers(answered))
         room, binding = _room(budget, len(tokens) + len(bridge))
         if room < 1:
             return binding
@@ -152,24 +158,32 @@ def _room(budget: Budget, used: int) -> tuple[int, Stop]:
     )
 
 
-async def _execute(said: AssistantTurn, environment: Environment) -> tuple[CallRecord, ...]:
+async def _execute(
+    calls: Sequence[ToolCall], environment: Environment, harness: Harness
+) -> tuple[CallRecord, ...]:
     """Execute a turn's calls in order; nothing after the call that ends the episode."""
     records: list[CallRecord] = []
-    for call in said.calls:
-        if call.error is not None:
-            records.append(CallRecord(call.name, call.error, 0.0, done=False, error=True))
-            continue
-        try:
-            outcome = await environment.step(call)
-        except ToolError as refused:
-            records.append(CallRecord(call.name, str(refused), 0.0, done=False, error=True))
-            continue
-        records.append(
-            CallRecord(call.name, outcome.text, outcome.reward, outcome.done, error=False)
-        )
+    for call in calls:
+        outcome = await _execute_one(call, environment)
+        answer = await harness.answer(call, outcome.text)
+        error = isinstance(outcome, _NotExecuted)
+        records.append(CallRecord(call.name, answer, outcome.reward, outcome.done, error))
         if outcome.done:
             break
     return tuple(records)
+
+
+class _NotExecuted(StepOutcome):
+    """The answer to a call that could not be executed."""
+
+
+async def _execute_one(call: ToolCall, environment: Environment) -> StepOutcome:
+    if call.error is not None:
+        return _NotExecuted(call.error, 0.0, done=False)
+    try:
+        return await environment.step(call)
+    except ToolError as refused:
+        return _NotExecuted(str(refused), 0.0, done=False)
 
 
 def _answers(calls: Sequence[CallRecord]) -> list[Message]:

@@ -43,7 +43,16 @@ class GroupFinished:
     """``complete`` or the reason why the group cannot be used."""
 
 
-RolloutEvent = GroupStarted | TurnSampled | MemberFinished | GroupFinished
+@dataclass(frozen=True, slots=True)
+class BorrowChanged:
+    """A borrow reached a state: requested, held, returning, released or quarantined."""
+
+    key: str
+    kind: str
+    state: str
+
+
+RolloutEvent = GroupStarted | TurnSampled | MemberFinished | GroupFinished | BorrowChanged
 
 Observer = Callable[[object], None]
 """Receives events of the core and of training; must not raise or block."""

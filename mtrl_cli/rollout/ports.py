@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from mtrl_cli.rollout.lending import Lender
+
 Message = Mapping[str, Any]
 """A chat message in the OpenAI form: role, content, and for assistants ``tool_calls``."""
 
@@ -173,14 +175,47 @@ class Environment(Protocol):
 
 
 class EnvironmentFactory(Protocol):
-    """Makes one `Environment` per trajectory."""
+    """Lends one `Environment` to each trajectory."""
 
-    async def open(self) -> Environment:
-        """Raises: InfrastructureFailure."""
+    def lender(self) -> Lender[Environment]:
+        """``make`` raises InfrastructureFailure."""
         ...
 
     async def close(self) -> None:
         """Return what the instances shared (executors, child processes)."""
+        ...
+
+
+class Harness(Protocol):
+    """The stateful piece that a task may put between the model's text and the environment.
+
+    It builds the prompt, reads the calls, words the answers, and may keep a memory or an
+    external agent's state in between. One trajectory borrows one harness and nobody else sees
+    it. Its methods may raise EnvironmentFault or InfrastructureFailure.
+    """
+
+    async def open(self, sample: TaskSample, member: int, observation: str) -> Sequence[Message]:
+        """The conversation's opening, given the first observation."""
+        ...
+
+    async def calls(self, turn: AssistantTurn) -> Sequence[ToolCall]:
+        """What is to be executed of a turn, in order; none ends the episode as an answer."""
+        ...
+
+    async def answer(self, call: ToolCall, text: str) -> str:
+        """What the model reads of a call's answer, or of its error."""
+        ...
+
+    async def close(self) -> None:
+        """Return what the harness holds. Idempotent."""
+        ...
+
+
+class HarnessFactory(Protocol):
+    """Lends one `Harness` to each trajectory."""
+
+    def lender(self, metadata: Mapping[str, Any]) -> Lender[Harness]:
+        """``metadata`` is the admission's, as it was given."""
         ...
 
 
@@ -208,7 +243,7 @@ class Task(Protocol):
         ...
 
     def messages(self, sample: TaskSample, observation: str) -> Sequence[Message]:
-        """The conversation's opening, given the first observation."""
+        """The conversation's opening, given the first observation; a harness may replace it."""
         ...
 
 

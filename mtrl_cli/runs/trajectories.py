@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.rollout.admission import thawed
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import CallRecord, Trajectory, Turn
 
@@ -46,6 +47,8 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
         "task": {"id": group.task.id, "seed": group.task.seed},
         "policy": group.policy,
         "policy_step": group.policy_step,
+        "template": thawed(group.template),
+        "harness": thawed(group.harness),
         "stop": trajectory.stop.value,
         "reward": trajectory.reward,
         "failure": trajectory.failure,

@@ -117,6 +117,11 @@ class TrainingService(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
+    @property
+    def session(self) -> str | None:
+        """The server's id of the session that `connect` opened."""
+        ...
+
     def describe(self) -> str:
         """What kind of server this is and where, for people."""
         ...

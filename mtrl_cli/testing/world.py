@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
     AssistantTurn,
     Environment,
@@ -78,7 +79,10 @@ class World:
     live: int = 0
     steps_after_end: int = 0
 
-    async def open(self) -> Environment:
+    def lender(self) -> Lender[Environment]:
+        return Lender("env", self._open, lambda environment: environment.close())
+
+    async def _open(self, key: str) -> Environment:
         script = self.scripts(self.opened)
         self.opened += 1
         if script.on_open is not None:

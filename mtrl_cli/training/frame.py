@@ -10,6 +10,7 @@ was borrowed is never cancelled.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from mtrl_cli.assembly import Parts, assemble
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import Observer
+from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
@@ -56,6 +58,7 @@ class Frame:
         self.trains = kind == "train"
         self.plan = TrainingPlan(experiment)
         self.folder = RunFolder.create(Path(experiment.run.dir), experiment.name, kind, config_yaml)
+        self.resources = RolloutResources(self.folder.ledger, observer=observer)
         self.observer = observer
         self.stop = stop
         self.outcome = Outcome()
@@ -81,7 +84,7 @@ class Frame:
             reason = str(error) or type(error).__name__
             raise
         finally:
-            self.folder.end(status, reason)
+            await self._end(status, reason)
         return self._finished(status, reason)
 
     def policy(self, policy: PolicySnapshot) -> None:
@@ -95,6 +98,8 @@ class Frame:
             chat=parts.chat,
             task=parts.task,
             envs=parts.envs,
+            harnesses=parts.harnesses,
+            resources=self.resources,
             concurrency=self.experiment.run.concurrency,
             failure_rule=self.plan.failure_rule,
             observer=self.observer,
@@ -133,11 +138,14 @@ class Frame:
 
     async def _with_parts(self, work: Work) -> None:
         self.observer(PhaseStarted("start-up"))
-        async with assemble(self.experiment, self.folder, training=self.trains) as parts:
+        async with self._parts() as parts:
             try:
                 await work(parts)
             finally:
                 self.observer(PhaseStarted("shutdown"))
+
+    def _parts(self) -> AbstractAsyncContextManager[Parts]:
+        return assemble(self.experiment, self.folder.path, self.resources, training=self.trains)
 
     async def _settled(self, work: Coroutine[Any, Any, None]) -> None:
         """Await ``work`` under the stop request; cancel it when draining is not enough."""
@@ -173,6 +181,12 @@ class Frame:
                 await asyncio.wait({task})
         return None if task.cancelled() else task.result()
 
+    async def _end(self, status: str, reason: str | None) -> None:
+        left = await self.resources.settle()
+        quarantined = [borrow.describe() for borrow in left]
+        self.folder.update(borrows={"held": 0, "quarantined": quarantined})
+        self.folder.end(status, reason)
+
     def _finished(self, status: str, reason: str | None) -> RunFinished:
         outcome, totals = self.outcome, self.outcome.totals
         finished = RunFinished(
@@ -187,6 +201,7 @@ class Frame:
             before=outcome.before,
             after=outcome.after,
             skipped=dict(totals.skipped),
+            quarantined=tuple(borrow.describe() for borrow in self.resources.live),
         )
         self.observer(finished)
         return finished

@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from mtrl_cli.errors import MtrlError
+from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.settle import finish
 from mtrl_cli.runs.ledger import Ledger
 from mtrl_cli.servers.errors import Refused, Unknown
@@ -59,10 +60,8 @@ class Operations:
         return self._model
 
     async def create_model(self, spec: ModelSpec) -> None:
-        """Create the server-side model; it is a borrow until `unload_model`."""
-        self._ledger.borrow(self._borrow, "requested", kind="server_model")
+        """Create the server-side model; see `server_model` for its life as a borrow."""
         self._model = await self._run(self._service.create_model(spec))
-        self._ledger.borrow(self._borrow, "held", id=self._model)
 
     async def forward_backward(
         self, data: Sequence[Datum], loss: LossSpec
@@ -94,14 +93,28 @@ class Operations:
         """Return the server-side model. Idempotent; does nothing where none is held."""
         if self._model is None:
             return
-        self._ledger.borrow(self._borrow, "returning")
         await self._run(self._service.unload_model(self._model))
         self._model = None
-        self._ledger.borrow(self._borrow, "released")
 
-    @property
-    def _borrow(self) -> str:
-        return f"a{self._attempt}/server_model"
+    def server_model(self, spec: ModelSpec) -> Lender[str]:
+        """Lends the server-side model: created when it is borrowed, unloaded when returned."""
+
+        async def make(key: str) -> str:
+            await self.create_model(spec)
+            return self.model
+
+        async def give_back(model: str) -> None:
+            await self.unload_model()
+
+        return Lender(
+            "server_model",
+            make,
+            give_back,
+            external=True,
+            place=self._service.describe(),
+            identify=lambda model: model,
+            remedy=lambda model: "the server frees it when its session expires",
+        )
 
     def _next_seq(self) -> int:
         self._seq += 1

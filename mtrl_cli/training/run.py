@@ -28,11 +28,9 @@ async def train(
         frame.announce(parts, frame.plan.steps)
         folder = frame.folder
         operations = Operations(parts.service, folder.ledger, folder.attempt, parts.vocab)
-        await operations.create_model(frame.plan.model)
-        try:
+        async with frame.resources.scope(f"a{folder.attempt}") as scope:
+            await scope.borrow(operations.server_model(frame.plan.model))
             await _train(frame, parts, operations)
-        finally:
-            await operations.unload_model()
 
     return await frame.carry_out(work)
 

@@ -7,6 +7,7 @@ from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.group import FailureRule, Group
 from mtrl_cli.rollout.ports import Sample, SampleRequest, SamplingParams
+from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.testing.world import NumberChat, NumberTask, World
 
 BUDGET = Budget(turn_tokens=8, trajectory_tokens=100, context=200, max_turns=4, deadline=10)
@@ -56,6 +57,7 @@ async def play_groups(
         chat=NumberChat(),
         task=NumberTask(),
         envs=world or World(),
+        resources=RolloutResources(patience=0.1),
         failure_rule=FailureRule(**options),  # type: ignore[arg-type]
     )
     return await rollout.run(admissions)

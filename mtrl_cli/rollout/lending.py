@@ -1,0 +1,34 @@
+"""What can be borrowed, as its lender describes it. See `resources` for the life of a borrow."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def _no_id(thing: Any) -> str | int | None:
+    return None
+
+
+def _ends_with_process(name: str | int | None) -> str:
+    return "it ends with this process"
+
+
+@dataclass(frozen=True, slots=True)
+class Lender(Generic[T]):
+    """Lends one kind of thing.
+
+    ``make`` gets the borrow's key and bounds itself in time; when it raises, nothing is held.
+    ``give_back`` is called once. ``external`` things live on when they are forgotten, so their
+    borrows are recorded on disk before they are made.
+    """
+
+    kind: str
+    make: Callable[[str], Awaitable[T]]
+    give_back: Callable[[T], Awaitable[None]]
+    external: bool = False
+    place: str = "this process"
+    identify: Callable[[T], str | int | None] = _no_id
+    remedy: Callable[[str | int | None], str] = _ends_with_process
+    """How a person removes the thing by hand, given its id."""

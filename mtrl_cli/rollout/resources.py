@@ -1,0 +1,291 @@
+"""Borrows: everything that is held, from the intent to hold it until it is returned or named.
+
+    requested → held → returning → released
+                                 ↘ quarantined
+
+`RolloutResources` is the register of a run's borrows. What lives outside the process (sandboxes,
+server-side models, child processes) goes to the journal at every step, its intent before the
+request leaves; what lives inside (environments, harnesses) is kept in memory, and only what is
+left of it at the end is written.
+
+A `Scope` owns the borrows of one trajectory, and protects what is done with them: an operation
+that was handed to a thread or sent to a server goes on when its waiter is cancelled. The scope
+waits for it within `patience`, then cancels it, and only then returns what the operation uses;
+what not even a cancellation ends (a thread) keeps its borrow, which is quarantined, and released
+late if it ever ends. Leaving a scope always returns everything, each borrow on its own: a failing
+release is recorded as quarantined and never raised over the error that led there.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+from mtrl_cli.rollout.events import BorrowChanged, Observer, ignore
+from mtrl_cli.rollout.lending import Lender
+from mtrl_cli.rollout.settle import finish
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds that an operation in flight may go on, and then a release, when a scope is left."""
+
+_CANCEL_SECONDS = 1.0
+"""How long a cancelled operation may take to notice."""
+
+
+class Holding(StrEnum):
+    REQUESTED = "requested"
+    HELD = "held"
+    RETURNING = "returning"
+    RELEASED = "released"
+    QUARANTINED = "quarantined"
+
+
+class Journal(Protocol):
+    """Where borrows are recorded; `mtrl_cli.runs.ledger.Ledger` is one."""
+
+    def borrow(self, key: str, state: str, **facts: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Borrow:
+    """One borrow as the register knows it."""
+
+    key: str
+    kind: str
+    external: bool
+    place: str
+    state: Holding = Holding.REQUESTED
+    id: str | int | None = None
+    reason: str | None = None
+    """Why it is quarantined."""
+    remedy: str | None = None
+
+    def describe(self) -> str:
+        """One line for a report: what, where, why, and how to remove it by hand."""
+        name = f" {self.id}" if self.id is not None else ""
+        return f"{self.kind}{name} ({self.key}) in {self.place}: {self.reason}; {self.remedy}"
+
+
+class RolloutResources:
+    """The register of all borrows of a run."""
+
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        *,
+        patience: float = PATIENCE,
+        observer: Observer = ignore,
+    ) -> None:
+        self._journal = journal
+        self._patience = patience
+        self._observer = observer
+        self._live: dict[str, Borrow] = {}
+        self._late: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+
+    @property
+    def live(self) -> tuple[Borrow, ...]:
+        """What is not released: also what is quarantined."""
+        return tuple(self._live.values())
+
+    @property
+    def quarantined(self) -> tuple[Borrow, ...]:
+        return tuple(b for b in self._live.values() if b.state is Holding.QUARANTINED)
+
+    def counts(self) -> Mapping[str, int]:
+        """Live borrows by kind."""
+        return Counter(borrow.kind for borrow in self._live.values())
+
+    @asynccontextmanager
+    async def scope(self, owner: str) -> AsyncIterator["Scope"]:
+        """A scope that returns what was borrowed in it, also under cancellation."""
+        scope = Scope(self, owner)
+        try:
+            yield scope
+        finally:
+            await finish(scope.settle())
+
+    async def settle(self) -> tuple[Borrow, ...]:
+        """Wait once more, within patience, for what comes back late; return what is left.
+
+        What is left of in-process borrows is written to the journal here.
+        """
+        if self._late:
+            await asyncio.wait(self._late, timeout=self._patience)
+        for task in self._late:
+            task.cancel()
+        if self._journal is not None:
+            for borrow in self.live:
+                if not borrow.external:
+                    self._write(borrow)
+        return self.live
+
+    # For scopes.
+
+    def request(self, lender: "Lender[Any]", owner: str) -> Borrow:
+        key = f"{owner}/{lender.kind}-{next(self._numbers)}"
+        borrow = Borrow(key, lender.kind, lender.external, lender.place)
+        self._live[key] = borrow
+        self._record(borrow)
+        return borrow
+
+    def change(self, borrow: Borrow, state: Holding, **facts: Any) -> None:
+        """Move a borrow to its next state. Nothing leaves `RELEASED`."""
+        if borrow.state is Holding.RELEASED:
+            return
+        borrow.state = state
+        for name, value in facts.items():
+            setattr(borrow, name, value)
+        if state is Holding.RELEASED:
+            self._live.pop(borrow.key, None)
+        self._record(borrow)
+
+    def release_late(self, work: Coroutine[Any, Any, None]) -> None:
+        """Keep a release that did not end in time; it may still do."""
+        task = asyncio.ensure_future(work)
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    @property
+    def patience(self) -> float:
+        return self._patience
+
+    def _record(self, borrow: Borrow) -> None:
+        self._observer(BorrowChanged(borrow.key, borrow.kind, borrow.state.value))
+        if borrow.external and self._journal is not None:
+            self._write(borrow)
+
+    def _write(self, borrow: Borrow) -> None:
+        assert self._journal is not None
+        facts = {
+            "kind": borrow.kind,
+            "place": borrow.place,
+            "id": borrow.id,
+            "reason": borrow.reason,
+            "remedy": borrow.remedy,
+        }
+        known = {name: value for name, value in facts.items() if value is not None}
+        self._journal.borrow(borrow.key, borrow.state.value, **known)
+
+
+@dataclass(slots=True)
+class _Loan(Generic[T]):
+    lender: Lender[T]
+    borrow: Borrow
+    making: "asyncio.Future[T]"
+
+
+@dataclass(slots=True)
+class Scope:
+    """The borrows of one owner, and the operations in flight on them."""
+
+    resources: RolloutResources
+    owner: str
+    _loans: "list[_Loan[Any]]" = field(default_factory=list)
+    _operations: "set[asyncio.Future[Any]]" = field(default_factory=set)
+    _settled: bool = False
+
+    async def borrow(self, lender: Lender[T]) -> T:
+        """Borrow one thing until the scope is left.
+
+        Raises whatever ``lender.make`` raises; then nothing is held.
+        """
+        self._check_open(f"borrow {lender.kind}")
+        borrow = self.resources.request(lender, self.owner)
+        making = self._operation(lender.make(borrow.key))
+        loan = _Loan(lender, borrow, making)
+        self._loans.append(loan)
+        try:
+            # A cancelled waiter leaves the making alone: what it makes must be known.
+            thing = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._loans.remove(loan)
+            self.resources.change(borrow, Holding.RELEASED)
+            raise
+        self.resources.change(borrow, Holding.HELD, id=lender.identify(thing))
+        return thing
+
+    async def protect(self, operation: Awaitable[T]) -> T:
+        """Await an operation on what the scope holds; it goes on if the waiter is cancelled."""
+        self._check_open("use what was returned")
+        return await asyncio.shield(self._operation(operation))
+
+    async def settle(self) -> None:
+        """Return everything; see the module's docstring. Idempotent."""
+        self._settled = True
+        await self._await_operations()
+        loans, self._loans = self._loans, []
+        if loans:
+            await asyncio.gather(*(self._return(loan) for loan in reversed(loans)))
+
+    async def _await_operations(self) -> None:
+        if self._operations:
+            await asyncio.wait(self._operations, timeout=self.resources.patience)
+        if self._operations:
+            for operation in self._operations:
+                operation.cancel()
+            await asyncio.wait(self._operations, timeout=_CANCEL_SECONDS)
+
+    async def _return(self, loan: "_Loan[Any]") -> None:
+        busy = {task for task in self._operations if not task.done()}
+        work = asyncio.ensure_future(self._give_back(loan, busy))
+        await asyncio.wait({work}, timeout=0 if busy else self.resources.patience)
+        if work.done():
+            return
+        reason = "an operation on it has not ended" if busy else "its return has not ended"
+        self._quarantine(loan, f"{reason} within {self.resources.patience:g} s")
+        self.resources.release_late(_outcome(work))
+
+    async def _give_back(self, loan: "_Loan[Any]", busy: "set[asyncio.Future[Any]]") -> None:
+        """Release one loan, after what still uses it; its failure ends in quarantine."""
+        if busy:
+            await asyncio.wait(busy)
+        try:
+            thing = await loan.making
+        except BaseException:
+            self.resources.change(loan.borrow, Holding.RELEASED)
+            return
+        if loan.borrow.state is not Holding.QUARANTINED:
+            state = Holding.RETURNING
+            self.resources.change(loan.borrow, state, id=loan.lender.identify(thing))
+        try:
+            await loan.lender.give_back(thing)
+        except Exception as error:
+            self._quarantine(loan, str(error) or type(error).__name__)
+        else:
+            self.resources.change(loan.borrow, Holding.RELEASED)
+
+    def _quarantine(self, loan: "_Loan[Any]", reason: str) -> None:
+        remedy = loan.lender.remedy(loan.borrow.id)
+        self.resources.change(loan.borrow, Holding.QUARANTINED, reason=reason, remedy=remedy)
+
+    def _operation(self, work: Awaitable[T]) -> "asyncio.Future[T]":
+        task = asyncio.ensure_future(_awaited(work))
+        self._operations.add(task)
+        task.add_done_callback(self._operation_ended)
+        return task
+
+    def _operation_ended(self, task: "asyncio.Future[Any]") -> None:
+        self._operations.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved: the waiter may be gone
+
+    def _check_open(self, what: str) -> None:
+        if self._settled:
+            raise RuntimeError(f"{self.owner}: cannot {what}: the scope has been left")
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
+
+
+async def _outcome(work: "asyncio.Future[None]") -> None:
+    await work
