@@ -52,17 +52,18 @@ def choose(
 def _inverse(weights: Array, numbers: Array) -> Array:
     """The inverse of each row's cumulative distribution (not normalised) at ``numbers``."""
     rows, vocab = weights.shape
-    runs = np.zeros((rows, -(-vocab // RUN), RUN))
-    runs.reshape(rows, -1)[:, :vocab] = weights
-    ends = runs.sum(-1).cumsum(-1)
+    if vocab % RUN:
+        weights = np.pad(weights, ((0, 0), (0, -vocab % RUN)))
+    runs = weights.reshape(rows, -1, RUN)
+    ends = np.add.reduce(runs, -1).cumsum(-1, dtype=np.float64)
     wanted = numbers * ends[:, -1]
     every = np.arange(rows)
     run = (ends <= wanted[:, None]).sum(-1)
     before = np.where(run > 0, ends[every, run - 1], 0)
     inside = runs[every, run]
-    place = (inside.cumsum(-1) <= (wanted - before)[:, None]).sum(-1)
-    # Sums in another order may round so that the run ends short of the number: then it is the
-    # run's last token that has any probability.
+    place = (inside.cumsum(-1, dtype=np.float64) <= (wanted - before)[:, None]).sum(-1)
+    # The run's own sum rounds differently and may end short of the number: then it is the run's
+    # last token that has any probability.
     last = RUN - 1 - (inside[:, ::-1] > 0).argmax(-1)
     return np.asarray(run * RUN + np.minimum(place, last))
 
