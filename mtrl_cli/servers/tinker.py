@@ -44,9 +44,10 @@ from mtrl_cli.servers.interface import (
     LossSpec,
     ModelSpec,
 )
+from mtrl_cli.servers.pool import NoReply, Reply
 from mtrl_cli.servers.tinker_sampling import Counts, Sampling, base_uri
 from mtrl_cli.servers.tinker_training import Training
-from mtrl_cli.servers.transport import Address, NoReply, Reply, Transport
+from mtrl_cli.servers.transport import Address, Transport
 
 T = TypeVar("T")
 
@@ -105,6 +106,10 @@ class TinkerService:
         return self._capabilities
 
     # --- its life ---------------------------------------------------------------------------
+
+    @property
+    def session(self) -> str | None:
+        return self._session
 
     def describe(self) -> str:
         return f"Tinker API at {self._address.url}"

@@ -1,8 +1,9 @@
 """HTTP to one training service: two doors, one address, one key.
 
-**Pooled** is for the calls made every turn (sample and poll). It talks to the aiohttp session
-itself: httpx's request and response objects would cost more than the rest of the turn's HTTP.
-Broken keep-alive connections are met here, where a call can simply be made again.
+**Pooled** is for the calls made every turn (sample and poll). It is `pool.Pool`: a library's
+request and response objects would cost more than the rest of the turn. Broken keep-alive
+connections are met here, where a call can simply be made again. Behind a proxy these calls go
+through the other door, which knows proxies.
 
 **Single** is for the calls whose outcome matters (create, train, save). It is httpx over aiohttp,
 on a fresh connection each time: a connection that the server has just closed for idleness would
@@ -14,18 +15,17 @@ Neither door repeats anything. A call ends in a `Reply`, whatever its status, or
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from mtrl_cli.errors import UsageError
 from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply, without_secret
+from mtrl_cli.servers.pool import NoReply, Pool, Reply
 
 if TYPE_CHECKING:
-    import aiohttp
     import httpx
-    import yarl
 
 PREFIX = "/api/v1/"
 CONNECT_SECONDS = 10.0
@@ -41,23 +41,6 @@ _PIECE = 2**18
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), _PIECE):
         yield body[start : start + _PIECE]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A reply as it came."""
-
-    status: int
-    body: bytes
-    retry_after: str | None = None
-
-
-class NoReply(Exception):  # noqa: N818
-    """A request that ended without a reply; ``verdict`` says whether it may have been executed."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.says)
-        self.verdict = verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +99,8 @@ class Transport:
         self.address = address
         self.limiter = Limiter()
         self._connections = connections
-        self._urls: dict[str, yarl.URL] = {}
-        self._session: aiohttp.ClientSession | None = None
-        self._singles: aiohttp.ClientSession | None = None
+        self._proxy: str | None = None
+        self._pool: Pool | None = None
         self._client: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
@@ -127,26 +109,23 @@ class Transport:
         import httpx_aiohttp
 
         secure = self.address.url.startswith("https")
-        context = httpx.create_ssl_context() if secure else True
-        proxy = proxy_for(self.address.url)
-
-        def session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-            return aiohttp.ClientSession(
-                connector=connector,
-                headers=self.address.headers,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("User-Agent", "Accept-Encoding"),
-                proxy=proxy,
-            )
-
-        self._session = session(
-            aiohttp.TCPConnector(
-                limit=self._connections, keepalive_timeout=_KEEPALIVE_SECONDS, ssl=context
-            )
+        context = httpx.create_ssl_context() if secure else None
+        self._proxy = proxy_for(self.address.url)
+        self._pool = Pool(
+            self.address.url + PREFIX,
+            self.address.headers,
+            limit=self._connections,
+            connect_seconds=CONNECT_SECONDS,
+            keepalive_seconds=_KEEPALIVE_SECONDS,
+            context=context,
         )
-        self._singles = session(aiohttp.TCPConnector(limit=0, force_close=True, ssl=context))
+        singles = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=context or True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=self._proxy,
+        )
         self._client = httpx.AsyncClient(
-            transport=httpx_aiohttp.AiohttpTransport(client=self._singles, verify=False),
+            transport=httpx_aiohttp.AiohttpTransport(client=singles, verify=False),
             base_url=self.address.url + PREFIX,
             headers=self.address.headers,
             trust_env=False,
@@ -155,40 +134,34 @@ class Transport:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
-        for session in (self._session, self._singles):
-            if session is not None:
-                await session.close()
-        self._session = self._singles = self._client = None
+        if self._pool is not None:
+            await self._pool.close()
+        self._pool = self._client = None
 
-    async def pooled(self, path: str, body: bytes, seconds: float) -> Reply:
+    async def pooled(
+        self, path: str, body: bytes, seconds: float, headers: Mapping[str, str] | None = None
+    ) -> Reply:
         """POST over the pool and await the reply for at most ``seconds``, queueing included.
 
         Raises:
             NoReply: no reply came.
         """
-        import aiohttp
-        import yarl
-
-        session = self._session
-        if session is None:
+        if self._pool is None:
             raise RuntimeError("the transport is not open")
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = yarl.URL(self.address.url + PREFIX + path)
         if self.limiter.closed:
             await self.limiter.wait()
-        try:
-            timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-            data = body if len(body) <= _PIECE else _pieces(body)
-            async with session.post(
-                url, data=data, timeout=timeout, allow_redirects=False
-            ) as response:
-                content = await response.read()
-                return Reply(response.status, content, response.headers.get("Retry-After"))
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoReply(judge_exception(error)) from None
+        if self._proxy is None:
+            return await self._pool.post(path, body, seconds, headers)
+        return await self.single("POST", path, body, seconds, headers)
 
-    async def single(self, method: str, path: str, body: bytes | None, seconds: float) -> Reply:
+    async def single(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
         """Make one request on a connection of its own.
 
         Raises:
@@ -204,9 +177,10 @@ class Transport:
             await self.limiter.wait()
         timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
         content: bytes | AsyncIterator[bytes] | None = body
-        headers = {}
+        headers = dict(headers or {})
         if body is not None and len(body) > _PIECE:
-            content, headers = _pieces(body), {"Content-Length": str(len(body))}
+            content = _pieces(body)
+            headers["Content-Length"] = str(len(body))
         try:
             async with asyncio.timeout(seconds):
                 reply = await client.request(

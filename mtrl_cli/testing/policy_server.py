@@ -87,6 +87,8 @@ class ScriptedPolicyServer:
         sample_seconds: how long one sample takes.
         training_seconds: how long one training call takes; they run one at a time.
         poll_seconds: how long a poll waits before it answers ``try_again``.
+        inline: ``asample`` with ``Prefer: wait`` answers with the result, if that comes within
+            ``poll_seconds``.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class ScriptedPolicyServer:
         sample_seconds: float = 0.0,
         training_seconds: float = 0.0,
         poll_seconds: float = 5.0,
+        inline: bool = False,
     ) -> None:
         self._options: dict[str, Any] = {
             "sampler": sampler,
@@ -117,6 +120,7 @@ class ScriptedPolicyServer:
             "poll_seconds": poll_seconds,
         }
         self._api_key = api_key
+        self._inline = inline
         self._requests: list[Request] = []
         self._thread: _ServerThread | None = None
         self.faults = FaultPlan()
@@ -194,7 +198,7 @@ class ScriptedPolicyServer:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/api/v1/{endpoint:.+}", self._handle)
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0, handler_cancellation=True
+            app, access_log=None, shutdown_timeout=0.05, handler_cancellation=True
         )
         await self._runner.setup()
         assert self._runner.server is not None
@@ -229,7 +233,11 @@ class ScriptedPolicyServer:
         if fault is not None and not fault.executes and fault.kind != "fail":
             return await self._misbehave(request, fault, _json(200, {}))
         try:
-            reply = _json(200, await self._execute(endpoint, body, fault))
+            answer = await self._execute(endpoint, body, fault)
+            if self._inline and endpoint == "asample" and "Prefer" in request.headers:
+                result = await self._service.retrieve_future(answer)
+                answer = answer if result.get("type") == "try_again" else {**result, **answer}
+            reply = _json(200, answer)
         except ServiceError as error:
             reply = _json(error.status, {"detail": error.detail})
         if fault is None or fault.kind == "fail":

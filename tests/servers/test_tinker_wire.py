@@ -209,6 +209,20 @@ async def test_one_sampling_session_per_policy_however_many_ask(connect):
         assert [r.body["seq_id"] for r in server.requests("asample")] == list(range(41))
 
 
+async def test_a_server_may_answer_with_the_result(connect):
+    async with ScriptedPolicyServer(inline=True) as server:
+        client = await connect(server)
+        base = await client.base_policy()
+        assert (await client.sample(turn(base))).tokens == [2]
+        assert only(server, "asample").headers["Prefer"] == "wait=30"
+        assert server.requests("retrieve_future") == []
+        assert client.counts.polls == 0
+    async with ScriptedPolicyServer(inline=True, sample_seconds=0.1, poll_seconds=0.05) as server:
+        client = await connect(server)
+        assert (await client.sample(turn(await client.base_policy()))).tokens == [2]
+        assert client.counts.polls > 0
+
+
 async def test_who_asked_first_may_leave(connect):
     async with ScriptedPolicyServer() as server:
         client = await connect(server)
