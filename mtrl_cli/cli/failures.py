@@ -56,6 +56,9 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _lines(error: BaseException) -> Iterator[str]:
+    if isinstance(error, OSError) and error.filename is not None:
+        yield f"error: {error.filename}: {error.strerror}"
+        return
     if not isinstance(error, MtrlError):
         text = " ".join(f"{type(error).__name__}: {error}".split())
         yield f"internal error: {text} (run again with --debug for the traceback)"

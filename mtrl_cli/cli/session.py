@@ -38,6 +38,7 @@ class Session:
         self._teller = teller
         self._presenter: Presenter = presenter(plan, redact=teller.redact, play=play)
         self._signals = Signals(last_words=self._last_words)
+        self._broken: Exception | None = None
 
     def run(self, work: Work) -> int:
         """The exit code."""
@@ -53,6 +54,8 @@ class Session:
                     self._presenter.observe(finished)
                 self._presenter.close()
                 code = self._code(finished)
+            if self._broken is not None:
+                self._teller.tell(self._broken)
             # From here on there is nothing left to wait for: a thread that hangs in foreign code
             # must not keep the process.
             _leave_after(LINGER, code)
@@ -63,9 +66,19 @@ class Session:
         with self._signals.handled(stop):
             screen = asyncio.create_task(self._draw(stop))
             try:
-                return await work(observer=self._presenter.observe, stop=stop)
+                return await work(observer=self._observe, stop=stop)
             finally:
                 screen.cancel()
+                (ended,) = await asyncio.gather(screen, return_exceptions=True)
+                if isinstance(ended, Exception):
+                    self._broken = self._broken or ended
+
+    def _observe(self, event: object) -> None:
+        """A screen that breaks must not break the run: its failure is told at the end."""
+        try:
+            self._presenter.observe(event)
+        except Exception as error:
+            self._broken = self._broken or error
 
     async def _draw(self, stop: StopRequest) -> None:
         """Draw a few times a second, and say at once when a stop goes one stage further."""

@@ -19,14 +19,14 @@ from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
-from mtrl_cli.config.keys import nearest, nearest_key
+from mtrl_cli.config.keys import nearest, nearest_key, schema_keys
 from mtrl_cli.config.overrides import CheckedOverride, check, split_conf
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
@@ -153,8 +153,9 @@ def _read(file: Path) -> dict[str, Any]:
         node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except yaml.YAMLError as error:
         raise _yaml_error(error, file) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the file: {error}", at=places.shown(file)) from error
+    except (OSError, ValueError, RecursionError, OmegaConfBaseException) as error:
+        reason = _first_line(error)
+        raise ConfigError(f"cannot read the file: {reason}", at=places.shown(file)) from error
     if not isinstance(node, dict):
         raise ConfigError(
             "the file holds no experiment",
@@ -195,8 +196,13 @@ def _compose(
             raise _missing_file(error, node, file, dirs) from error
         except yaml.YAMLError as error:
             raise _yaml_error(error, file) from error
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(_first_line(error), at=_named_file(str(error), file, dirs)) from error
+        except RecursionError as error:
+            raise ConfigError("its defaults lead back to itself", at=places.shown(file)) from error
+        except Exception as error:  # Hydra lets through whatever reading a group's file raised
+            raise ConfigError(
+                f"cannot compose: {_first_line(error).replace(_PRIMARY, file.name)}",
+                at=_named_file(str(error), file, dirs),
+            ) from error
     chosen = config.hydra.runtime.choices
     choices = {str(group): str(chosen[group]) for group in chosen if "hydra" not in str(group)}
     with open_dict(config):
@@ -216,6 +222,14 @@ def _typed(
     schema = OmegaConf.structured(Experiment)
     _thaw(schema)
     draft = Composed(asked, file, schema, choices, overrides, dirs)
+    for section, value in container.items():
+        if schema_keys().get(section) == "section" and not isinstance(value, dict):
+            raise ConfigError(
+                f"{section} is a section, not one value: {value!r}",
+                at=draft.origin(section),
+                hint=f"write its keys below it, or choose an option in the defaults list: "
+                f"`- override {section}: NAME`",
+            )
     try:
         config = OmegaConf.merge(schema, container)
         # A merge keeps the schema's default where a file says `???`: state the gap again.
@@ -280,7 +294,10 @@ def _yaml_error(error: yaml.YAMLError, file: Path) -> ConfigError:
 
 def _file_of(key: str, file: Path, choices: Mapping[str, str], dirs: tuple[Path, ...]) -> Path:
     """The file that sets a key: the experiment's own, or that of the chosen option."""
-    if OmegaConf.select(OmegaConf.create(_read(file)), key, default=None) is not None:
+    node: Any = _read(file)
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    if node is not None:
         return file
     group = key.partition(".")[0]
     option = places.find(dirs, f"{group}/{choices[group]}") if group in choices else None
@@ -294,7 +311,7 @@ def _plain(config: DictConfig) -> dict[str, Any]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _thaw(node: DictConfig) -> None:

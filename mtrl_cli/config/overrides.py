@@ -84,7 +84,7 @@ def _parse(argument: str, shown: str) -> Override:
         reason = "" if secret else f": {_reason(error)}"
         key = shown.partition("=")[0]
         raise ConfigError(
-            f"cannot read the override {shown!r}{reason}",
+            f"cannot read this override{reason}",
             at=shown,
             hint=f"quote a value that holds special characters: '{key}=\"VALUE\"'",
         ) from error
@@ -102,7 +102,9 @@ def _reason(error: HydraException) -> str:
     """What the parser stumbled over, without its frame of repetition and links."""
     frame = ("Error parsing override", "See ")
     lines = [line for line in str(error).splitlines() if not line.startswith(frame)]
-    return lines[0] if lines else "not Hydra's override grammar"
+    if not lines or lines[0].startswith("LexerNoViableAltException"):
+        return "a character that the grammar does not know"
+    return lines[0].partition(" expecting {")[0]
 
 
 def _group_choice(

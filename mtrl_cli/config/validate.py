@@ -103,7 +103,7 @@ def _ranges(experiment: Experiment) -> Iterator[str]:
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             yield _problem(key, value, bound.allowed)
     for name, value in experiment.train.loss_config.items():
-        if not math.isfinite(value):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             yield _problem(f"train.loss_config.{name}", value, _ANY.allowed)
 
 
@@ -168,5 +168,6 @@ def _get(experiment: Experiment, key: str) -> Any:
 
 
 def _problem(key: str, value: Any, allowed: str) -> str:
-    shown = "null" if value is None else repr(value) if isinstance(value, str) else f"{value:g}"
+    shown = f"{value:g}" if isinstance(value, int | float) else repr(value)
+    shown = "null" if value is None else shown
     return f"{key} is {shown}; allowed: {allowed}"

@@ -164,6 +164,15 @@ def test_a_wrong_choice_lists_the_right_ones() -> None:
             "exp.yaml",
         ),
         ("defaults: [confg, _self_]", "no file 'confg' to build on", "exp.yaml"),
+        ("defaults: [exp, _self_]", "its defaults lead back to itself", "exp.yaml"),
+        ("server: local", "server is a section, not one value: 'local'", "exp.yaml"),
+        ("name: ${", "cannot read the file: no viable alternative at input '${'", "exp.yaml"),
+        (
+            "defaults: 3",
+            "cannot compose: Invalid defaults list in 'exp.yaml', defaults must be"
+            " a list (got int)",
+            "exp.yaml",
+        ),
     ],
 )
 def test_a_wrong_file_is_named(write: Write, text: str, message: str, at: str) -> None:
@@ -178,6 +187,13 @@ def test_a_wrong_file_of_a_group_is_named(write: Write) -> None:
     write("conf/env/openenv.yaml", "kind: openenv\nthreds: 2")
     error = refused()
     assert (error.message, error.at) == ("unknown key 'env.threds'", "conf/env/openenv.yaml")
+
+
+def test_a_file_that_is_no_text(write: Write) -> None:
+    write("conf/env/openenv.yaml", "").write_bytes(b"\xff\xfe")
+    assert refused().message.startswith("cannot compose: 'utf-8' codec can't decode")
+    write("conf/blackjack.yaml", "").write_bytes(b"\xff\xfe")
+    assert refused().message.startswith("cannot read the file: 'utf-8' codec can't decode")
 
 
 def test_a_value_that_cannot_be_parsed_names_its_override() -> None:
