@@ -119,9 +119,12 @@ class Session:
     def _last_words(self) -> str:
         """What an abort says. Called from a signal handler: nothing here may wait or draw."""
         state = self._presenter.state
-        where = f"; {state.run.folder}/ledger.jsonl names what may still live" if state.run else ""
-        groups = f"{len(state.groups)} groups in flight dropped"
-        return self._teller.redact(f"aborted: {groups}, nothing returned{where}")
+        counted = ", ".join(f"{kind} {n}" for kind, n in sorted(state.borrowed_by_kind().items()))
+        told = f"aborted: {len(state.groups)} groups in flight dropped"
+        told += f"; not returned: {counted}" if counted else "; nothing was known to be held"
+        if state.run:
+            told += f"; {state.run.folder}/ledger.jsonl names what may still live"
+        return harmless(self._teller.redact(told))
 
 
 def _leave_after(seconds: float, code: int) -> None:

@@ -141,6 +141,7 @@ def _throughput_parts(state: RunState, now: float) -> Iterable[str]:
     yield f"episodes {state.episodes:,}"
     if state.failures:
         yield f"failed {state.failures:,}"
+    yield from (f"{harmless(kind)} {n}" for kind, n in sorted(state.borrowed_by_kind().items()))
 
 
 def _columns(wide: bool) -> Sequence[tuple[str, bool]]:

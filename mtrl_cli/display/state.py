@@ -6,12 +6,18 @@ counts. What takes longer (trends, rates, estimates) is computed when a screen i
 Groups of an evaluation are games: thousands of groups of one, which are counted and not listed.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
+from mtrl_cli.rollout.events import (
+    BorrowChanged,
+    GroupFinished,
+    GroupStarted,
+    MemberFinished,
+    TurnSampled,
+)
 from mtrl_cli.training.events import (
     Evaluated,
     EvaluationProgress,
@@ -134,6 +140,7 @@ class RunState:
         self.evaluations: list[Evaluated] = []
         self.stopping: Stopping | None = None
         self.finished: RunFinished | None = None
+        self.borrowed: dict[str, str] = {}
         self._step_ends: deque[float] = deque([now], maxlen=ETA_STEPS + 1)
         self._buckets: deque[list[int]] = deque(maxlen=RATE_WINDOW + 1)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -141,6 +148,7 @@ class RunState:
             GroupStarted: self._group_started,
             MemberFinished: self._member_finished,
             GroupFinished: self._group_finished,
+            BorrowChanged: self._borrow_changed,
             RunStarted: self._run_started,
             PhaseStarted: self._phase_started,
             StepFinished: self._step_finished,
@@ -186,6 +194,10 @@ class RunState:
         if self.evaluation is not None:
             return max(self.evaluation.started - self.evaluation.done, 0)
         return sum(group.size - group.done for group in self.groups.values())
+
+    def borrowed_by_kind(self) -> Mapping[str, int]:
+        """What is held, or may be: not known to be returned."""
+        return Counter(self.borrowed.values())
 
     # Events.
 
@@ -241,6 +253,12 @@ class RunState:
         if group is not None and self.plan.keep_groups:
             group.ended, group.outcome = now, event.outcome
             self.finished_groups.append(group)
+
+    def _borrow_changed(self, event: BorrowChanged, now: float) -> None:
+        if event.state == "released":
+            self.borrowed.pop(event.key, None)
+        else:
+            self.borrowed[event.key] = event.kind
 
     def _run_started(self, event: RunStarted, now: float) -> None:
         self.run = event

@@ -13,7 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from mtrl_cli.errors import MtrlError, UsageError
-from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
+from mtrl_cli.rollout.events import (
+    BorrowChanged,
+    GroupFinished,
+    GroupStarted,
+    MemberFinished,
+    TurnSampled,
+)
 from mtrl_cli.runs.stop import Stage
 from mtrl_cli.training.events import Evaluated, PhaseStarted, RunFinished, RunStarted, StepFinished
 
@@ -73,6 +79,8 @@ async def _run(observer: Any, stop: Any) -> Any:
             return await _until_stopped(observer, stop, drains=False)
         case "blocked":
             observer(PhaseStarted("sampling", 0))
+            for key, state in (("a", "held"), ("b", "requested"), ("c", "released")):
+                observer(BorrowChanged(key, "sandbox", state))
             print("READY", file=sys.stderr, flush=True)
             time.sleep(60)  # noqa: ASYNC251 - what a broken environment does to the event loop
         case "hanging-thread":
@@ -83,6 +91,10 @@ async def _run(observer: Any, stop: Any) -> Any:
             raise UsageError("task.entrypoint: no class 'X'")
         case "bug":
             raise ExceptionGroup("workers", [ZeroDivisionError("division by zero")])
+        case "broken-screen":
+            observer(StepFinished(1, 2, POLICY, {"reward": "not a number"}))  # type: ignore[dict-item]
+        case "denied":
+            raise PermissionError(13, "Permission denied", "/root/runs")
         case "secret":
             raise MtrlError(f"server said: {os.environ['MTRL_API_KEY']} is not welcome")
         case "hostile":

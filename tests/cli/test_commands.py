@@ -143,6 +143,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
         ("quarantine", 5, ""),
         ("fail", 1, "error: server http://h:1 refused: \\x1b[31mno\\x1b[0m\n"),
         ("usage", 2, "error: task.entrypoint: no class 'X'\n"),
+        ("denied", 1, "error: /root/runs: Permission denied\n"),
         ("bug", 1, "internal error: ZeroDivisionError: division by zero (run again with"),
     ],
 )
@@ -153,6 +154,13 @@ def test_exit_codes_of_runs(tmp_path: Path, fake: str, code: int, told: str) -> 
     assert "Traceback" not in done.stderr
     if told:
         assert done.stderr.endswith("run: runs/20261129-122135-a7aa\n")
+
+
+def test_a_broken_screen_does_not_break_the_run(tmp_path: Path) -> None:
+    done = mtrl("train", cwd=tmp_path, fake="broken-screen")
+    assert done.returncode == 0
+    assert "finished: blackjack" in done.stdout
+    assert done.stderr.startswith("internal error: ")
 
 
 def test_a_run_on_a_pipe_prints_lines_and_a_summary(tmp_path: Path) -> None:

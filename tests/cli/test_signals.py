@@ -57,7 +57,7 @@ def test_the_third_signal_leaves_at_once_even_when_the_loop_is_blocked(tmp_path:
     returned, _, err = run.end()
     assert returned == 130
     assert time.monotonic() - started < 10
-    assert "aborted: 0 groups in flight dropped, nothing returned" in err
+    assert "aborted: 0 groups in flight dropped; not returned: sandbox 2" in err
     assert "runs/20261129-122135-a7aa/ledger.jsonl names what may still live" in err
 
 

@@ -5,7 +5,13 @@ import time
 import pytest
 
 from mtrl_cli.display.state import DisplayPlan, RunState
-from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
+from mtrl_cli.rollout.events import (
+    BorrowChanged,
+    GroupFinished,
+    GroupStarted,
+    MemberFinished,
+    TurnSampled,
+)
 from mtrl_cli.training.events import (
     Evaluated,
     EvaluationProgress,
@@ -114,6 +120,14 @@ def test_the_trend_compares_the_last_steps_with_those_before(state: RunState) ->
     for number in range(1, 21):
         step(state, number, 10.0 * number, reward=0.0 if number <= 10 else 0.25)
     assert state.trend() == pytest.approx(0.25)
+
+
+def test_a_borrow_counts_until_it_is_known_to_be_returned(state: RunState) -> None:
+    for borrow_state in ("requested", "held", "returning", "quarantined"):
+        state.apply(BorrowChanged("a", "sandbox", borrow_state), 1.0)
+        assert state.borrowed_by_kind() == {"sandbox": 1}
+    state.apply(BorrowChanged("a", "sandbox", "released"), 1.0)
+    assert state.borrowed_by_kind() == {}
 
 
 def test_unknown_events_are_not_for_this_screen(state: RunState) -> None:
