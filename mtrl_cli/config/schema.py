@@ -190,6 +190,9 @@ class TrainConfig:
     """Rank of the LoRA adapter; None trains all weights, where the server can."""
     lora_alpha: float = 32.0
     """Scale of the LoRA adapter."""
+    max_policy_lag: int = 0
+    """Steps that a group's policy may be behind when it is trained; 0 samples and trains in
+    turn, 1 or more samples the next groups while a step trains."""
     checkpoint_every: int = 25
     """Steps between saved training states; 0 saves none."""
 

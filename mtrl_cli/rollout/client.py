@@ -35,15 +35,15 @@ from mtrl_cli.rollout.resources import Borrow, RolloutResources
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a rollout ended: groups finished but not delivered, cancelled groups, what is held."""
+    """How a rollout ended: what was finished and not delivered, dropped, quarantined."""
 
     undelivered: tuple[Group, ...]
     dropped: tuple[int, ...]
     left: tuple[Borrow, ...]
 
 
-class AdmissionClosed(RuntimeError):  # noqa: N818
-    """A group was to be admitted after `stop`."""
+class RolloutStopped(RuntimeError):  # noqa: N818
+    """A group was to be admitted, or was waited for, after `stop`."""
 
 
 class ClientMultiTurnRollout:
@@ -100,10 +100,10 @@ class ClientMultiTurnRollout:
         """Start a group; it waits for free slots by itself.
 
         Raises:
-            AdmissionClosed: `stop` was called.
+            RolloutStopped: `stop` was called.
         """
         if self._settlement is not None:
-            raise AdmissionClosed(f"group {admission.group}: the rollout has been stopped")
+            raise RolloutStopped(f"group {admission.group}: the rollout has been stopped")
         task = asyncio.ensure_future(self._play(admission))
         self._running[task] = admission
         task.add_done_callback(self._group_ended)

@@ -112,12 +112,14 @@ class RolloutResources:
             await finish(scope.settle())
 
     async def settle(self) -> tuple[Borrow, ...]:
-        """Wait once more, within patience, for what comes back late; return what is left.
-
-        What is left of in-process borrows is written to the journal here.
-        """
+        """Wait once more, within patience, for what comes back late; return what is quarantined."""
         if self._late:
             await asyncio.wait(self._late, timeout=self._patience)
+        return self.quarantined
+
+    async def close(self) -> tuple[Borrow, ...]:
+        """The end of the run: settle, record what is left of in-process borrows, return it all."""
+        await self.settle()
         for task in self._late:
             task.cancel()
         if self._journal is not None:

@@ -15,10 +15,10 @@ from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.group import Group
+from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import SamplingParams, Task
 from mtrl_cli.rollout.trajectory import Trajectory
 from mtrl_cli.training.events import Evaluated
-from mtrl_cli.training.policy import PolicySnapshot
 
 
 @dataclass(frozen=True, slots=True)

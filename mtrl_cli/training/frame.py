@@ -19,13 +19,13 @@ from mtrl_cli.assembly import Parts, assemble
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import Observer
+from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
 from mtrl_cli.training.events import Evaluated, PhaseStarted, RunFinished, RunStarted
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.policy import PolicySnapshot
 from mtrl_cli.training.totals import Totals
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Frame:
         return None if task.cancelled() else task.result()
 
     async def _end(self, status: str, reason: str | None) -> None:
-        left = await self.resources.settle()
+        left = await self.resources.close()
         quarantined = [borrow.describe() for borrow in left]
         self.folder.update(borrows={"held": 0, "quarantined": quarantined})
         self.folder.end(status, reason)

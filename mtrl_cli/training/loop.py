@@ -1,10 +1,15 @@
 """The training loop: from complete groups to committed policies.
 
-One step is one pass of `TrainingLoop.run`: sample the step's groups under the current policy,
-keep what can be trained, compute advantages, forward/backward, optimizer step, publish, commit.
-A step consumes its groups whether they were trainable or not; an empty batch sends nothing.
-After a drain request the step in progress is finished, published and committed, and no other
-begins.
+One step is one pass of `TrainingLoop.run`: take the step's groups, keep what can be trained,
+compute advantages, forward/backward, optimizer step, publish, commit. Where
+``train.max_policy_lag`` allows it, the groups of later steps are sampled meanwhile (see
+`StreamingDriver`). A step consumes its groups whether they were trainable or not; an empty batch
+sends nothing. After a drain request nothing is admitted; what was issued is still trained,
+published and committed.
+
+On a server whose snapshots do not last, nothing may be in flight while they change: before the
+optimizer step where sampling uses the live weights, before publishing where only the newest
+snapshot is kept.
 """
 
 import time
@@ -14,8 +19,10 @@ from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
+from mtrl_cli.rollout.driver import StreamingDriver
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.group import Group
+from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.rollout.ports import Task
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
@@ -28,9 +35,21 @@ from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
 from mtrl_cli.training.metrics import rollout_metrics, training_metrics
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.training.reference import reference_logprobs
 from mtrl_cli.training.totals import Totals
+
+
+class Stopwatch:
+    """Names the wall time between one lap and the next."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = now - self._since
+        self._since = now
 
 
 class TrainingLoop:
@@ -67,69 +86,86 @@ class TrainingLoop:
                 could be played.
         """
         plan, operations, policy = self._plan, self._operations, initial
-        for step in range(plan.steps):
-            if self._stop.draining:
-                break
-            started = time.monotonic()
-            self._observer(PhaseStarted("sampling", step))
-            groups = await self._rollout.run(self._admit(step, policy))
-            sampled = time.monotonic()
+        snapshots = self._service.capabilities.snapshots
+        async with self._driver(initial) as driver:
+            for step in range(plan.steps):
+                clock = Stopwatch()
+                self._observer(PhaseStarted("sampling", step))
+                groups = await driver.take()
+                if not groups:
+                    break
+                clock.lap("seconds_sampling")
 
-            kept = training_groups(groups, self._rules(policy))
-            self._check_alive(groups, kept)
-            penalty = await self._penalty(step, initial, kept)
-            batch = build_batch(kept, plan.advantage, penalty)
+                kept = training_groups(groups, self._rules(policy))
+                self._check_alive(groups, kept)
+                penalty = await self._penalty(step, initial, kept)
+                batch = build_batch(kept, plan.advantage, penalty)
 
-            figures = rollout_metrics(groups, kept) | self._kl_figures(step, batch)
-            if batch.data:
-                self._observer(PhaseStarted("training", step))
-                result = await operations.forward_backward(batch.data, plan.loss)
-                optimizer = await operations.optim_step(plan.adam(step))
-                policy = await self._publish(policy.step + 1)
-                figures |= training_metrics(batch, result, optimizer)
-            state = await self._save_state(step)
-            self._commit(step, policy, state, kept, groups)
+                figures = rollout_metrics(groups, kept) | self._kl_figures(step, batch)
+                if batch.data:
+                    self._observer(PhaseStarted("training", step))
+                    result = await operations.forward_backward(batch.data, plan.loss)
+                    if snapshots == "live":
+                        await driver.quiesce()
+                    optimizer = await operations.optim_step(plan.adam(step))
+                    if snapshots == "newest_only":
+                        await driver.quiesce()
+                    policy = await self._publish(policy.step + 1)
+                    figures |= training_metrics(batch, result, optimizer)
+                if self._stop.draining:
+                    driver.close_admission()
+                driver.publish(policy)
+                state = await self._save_state(step)
+                self._commit(step, policy, state, kept, groups)
 
-            figures["seconds_sampling"] = sampled - started
-            figures["seconds_training"] = time.monotonic() - sampled
-            self._report(step, policy, figures, groups, kept)
-            await self._evaluate_during(step, policy)
+                clock.lap("seconds_training")
+                self._report(step, policy, figures | clock.laps, groups, kept)
+                await self._evaluate_during(step, policy)
         return policy
 
-    def _admit(self, step: int, policy: PolicySnapshot) -> list[GroupAdmission]:
+    def _driver(self, initial: PolicySnapshot) -> StreamingDriver:
         plan = self._plan
-        first = step * plan.groups_per_step
-        admissions = [
-            GroupAdmission(
-                run=self._folder.id,
-                stream="train",
-                run_seed=plan.seed,
-                group=group,
-                size=plan.group_size,
-                task=self._task.sample(seeds.training_task(plan.seed, group)),
-                policy=policy.uri,
-                policy_step=policy.step,
-                sampling=plan.sampling,
-                budget=plan.budget,
-            )
-            for group in range(first, first + plan.groups_per_step)
-        ]
-        for admission in admissions:
-            self._folder.groups.append(
-                {
-                    "group": admission.group,
-                    "state": "admitted",
-                    "task": admission.task.id,
-                    "policy": policy.uri,
-                    "policy_step": policy.step,
-                }
-            )
-        return admissions
+        return StreamingDriver(
+            self._rollout,
+            self._admit,
+            initial,
+            per_step=plan.groups_per_step,
+            lag=plan.max_policy_lag,
+            steps=plan.steps,
+        )
+
+    def _admit(self, group: int, policy: PolicySnapshot) -> GroupAdmission:
+        plan = self._plan
+        admission = GroupAdmission(
+            run=self._folder.id,
+            stream="train",
+            run_seed=plan.seed,
+            group=group,
+            size=plan.group_size,
+            task=self._task.sample(seeds.training_task(plan.seed, group)),
+            policy=policy.uri,
+            policy_step=policy.step,
+            sampling=plan.sampling,
+            budget=plan.budget,
+        )
+        self._folder.groups.append(
+            {
+                "group": group,
+                "state": "admitted",
+                "task": admission.task.id,
+                "policy": policy.uri,
+                "policy_step": policy.step,
+            }
+        )
+        return admission
 
     def _rules(self, policy: PolicySnapshot) -> GroupRules:
         plan = self._plan
         return GroupRules(
-            step=policy.step, on_truncated=plan.on_truncated, least_members=plan.least_members
+            step=policy.step,
+            max_policy_lag=plan.max_policy_lag,
+            on_truncated=plan.on_truncated,
+            least_members=plan.least_members,
         )
 
     def _check_alive(self, groups: list[Group], kept: TrainingBatch) -> None:

@@ -89,6 +89,10 @@ class TrainingPlan:
         )
 
     @property
+    def max_policy_lag(self) -> int:
+        return self.experiment.train.max_policy_lag
+
+    @property
     def checkpoint_every(self) -> int:
         return self.experiment.train.checkpoint_every
 

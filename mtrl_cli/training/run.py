@@ -3,12 +3,12 @@
 from mtrl_cli.assembly import Parts, check_experiment
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.events import Observer
+from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.training.events import RunFinished
 from mtrl_cli.training.frame import Frame
 from mtrl_cli.training.loop import TrainingLoop
 from mtrl_cli.training.operations import Operations
-from mtrl_cli.training.policy import PolicySnapshot, snapshot_name
 
 
 async def train(
@@ -56,4 +56,5 @@ async def _train(frame: Frame, parts: Parts, operations: Operations) -> None:
     final = await loop.run(initial)
     frame.policy(final)
     if not frame.stop.draining:
+        rollout = frame.rollout(parts)  # the loop has settled the one it trained with
         outcome.after = await frame.evaluate(parts, rollout, final, plan.evaluation, "after")

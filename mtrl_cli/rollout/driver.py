@@ -1,0 +1,171 @@
+"""`StreamingDriver`: an endless supply of groups for training, none of them ever too old.
+
+**Versions.** A version is a published policy, counted in training steps. Groups come in batches
+of ``per_step``, batch k for step k. With ``lag`` = `max_policy_lag`:
+
+- batch k is admitted under version max(0, k − lag), as soon as that version is published. So
+  version 0 admits lag + 1 batches, and every later version exactly one;
+- a step takes ``per_step`` finished groups, those of the oldest version first, in the order of
+  completion within a version;
+- the step that makes version v + 1 waits until every group on a version ≤ v − lag has finished.
+
+Together: while a step trains, ``lag`` batches are being sampled; no group is trained more than
+``lag`` versions after its own; no group is thrown away for its age; and a straggler holds the
+steps up only when the next one would make it too old. A group always finishes, because its
+members have deadlines; a failed group is consumed like any other. ``lag`` 0 is synchronous.
+
+**Servers** that cannot keep old snapshots (`newest_only`, `live`) need `quiesce` before what
+changes the weights: it waits until nothing is in flight. Admission is closed meanwhile anyway,
+since only `publish` admits.
+
+Concurrency, back-pressure and delivery are `ClientMultiTurnRollout`'s; at most
+(lag + 1) · per_step groups are admitted and not consumed.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+
+from mtrl_cli.rollout.admission import GroupAdmission
+from mtrl_cli.rollout.client import ClientMultiTurnRollout, RolloutStopped, Settlement
+from mtrl_cli.rollout.group import Group
+from mtrl_cli.rollout.policy import PolicySnapshot
+
+Admit = Callable[[int, PolicySnapshot], GroupAdmission | None]
+"""(group id, policy) → the group's admission, or None at the end of the data."""
+
+
+class StreamingDriver:
+    """Feeds training steps from a rollout; see the module's docstring.
+
+    ``steps`` bounds the batches that are admitted; None leaves the end to ``admit``.
+    """
+
+    def __init__(
+        self,
+        rollout: ClientMultiTurnRollout,
+        admit: Admit,
+        initial: PolicySnapshot,
+        *,
+        per_step: int,
+        lag: int = 0,
+        steps: int | None = None,
+    ) -> None:
+        self._rollout = rollout
+        self._admit = admit
+        self._policy = initial
+        self._per_step = per_step
+        self._lag = lag
+        self._steps = steps
+        self._version = 0
+        self._batches = 0
+        self._next_group = 0
+        self._ended = False
+        self._versions: dict[int, int] = {}
+        """Group id → version, of groups that were admitted and not taken."""
+        self._waiting: list[Group] = []
+        """Finished groups that no step has taken, in order of completion."""
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self._version
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing is left to take, and nothing will be admitted."""
+        return not self._versions and (self._ended or self._all_batches_admitted)
+
+    def close_admission(self) -> None:
+        """Admit nothing more; what was admitted can still be taken."""
+        self._ended = True
+
+    async def take(self) -> list[Group]:
+        """The groups of the next step; fewer than ``per_step`` only at the end, none after it.
+
+        Raises:
+            RolloutStopped: the rollout was stopped, and the step's groups with it.
+            the error of a group whose code raised.
+        """
+        self._admit_due()
+        self._waiting += self._rollout.poll()
+        wanted = min(self._per_step, len(self._versions))
+        while len(self._waiting) < wanted or self._too_old_to_overtake():
+            arrived = await self._rollout.collect(1)
+            if not arrived:  # at least one group was in flight here
+                raise RolloutStopped("the groups of the next step were dropped by a stop")
+            self._waiting += arrived
+        ordered = sorted(self._waiting, key=lambda group: self._versions[_id(group)])
+        taken = ordered[:wanted]
+        for group in taken:
+            self._waiting.remove(group)
+            del self._versions[_id(group)]
+        return taken
+
+    def publish(self, policy: PolicySnapshot) -> None:
+        """A step has been trained on what was taken; ``policy`` is the newest version.
+
+        A step that trained nothing makes a version too, with the policy unchanged.
+        """
+        self._version += 1
+        self._policy = policy
+        self._admit_due()
+
+    async def quiesce(self) -> None:
+        """Wait until nothing is in flight. What has finished can still be taken."""
+        while arrived := await self._rollout.collect(1):
+            self._waiting += arrived
+
+    async def groups(self) -> AsyncIterator[Group]:
+        """One step's groups after the other, as one stream; for a consumer that publishes as
+        it goes."""
+        while batch := await self.take():
+            for group in batch:
+                yield group
+
+    async def __aenter__(self) -> "StreamingDriver":
+        self._admit_due()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> Settlement:
+        """Cancel what is in flight and settle it."""
+        self._ended = True
+        return await self._rollout.stop(cancel=True)
+
+    @property
+    def _all_batches_admitted(self) -> bool:
+        return self._steps is not None and self._batches >= self._steps
+
+    def _admit_due(self) -> None:
+        """Admit every batch whose version is there: batch k under version max(0, k - lag)."""
+        while self._batches <= self._version + self._lag:
+            if self._ended or self._all_batches_admitted:
+                return
+            self._batches += 1
+            for _ in range(self._per_step):
+                admission = self._admit(self._next_group, self._policy)
+                if admission is None:
+                    self._ended = True
+                    return
+                self._versions[admission.group] = self._version
+                self._rollout.admit(admission)
+                self._next_group += 1
+
+    def _too_old_to_overtake(self) -> bool:
+        """Whether a group in flight would be too old for the step after the next."""
+        finished = {_id(group) for group in self._waiting}
+        return any(
+            version <= self._version - self._lag and group not in finished
+            for group, version in self._versions.items()
+        )
+
+
+def _id(group: Group) -> int:
+    return group.admission.group
