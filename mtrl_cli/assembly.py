@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.config.schema import Experiment
+from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.errors import UsageError
@@ -92,6 +93,12 @@ async def assemble(
         if training:
             check_capabilities(service.capabilities, experiment)
         yield Parts(service, chat, task, envs, harness_factory(task), vocab, service.describe())
+
+
+def notices() -> list[str]:
+    """What is odd about the installation, one line each."""
+    conflict = distribution.warning()
+    return [] if conflict is None else [conflict]
 
 
 def harness_factory(task: Task) -> HarnessFactory | None:

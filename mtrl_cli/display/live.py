@@ -18,7 +18,8 @@ from mtrl_cli.display.panels import ASCII, HEAD_LINES, UNICODE, group_table, hea
 from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
-from mtrl_cli.training.events import Evaluated, StepFinished
+from mtrl_cli.display.text import harmless
+from mtrl_cli.training.events import Evaluated, Notice, StepFinished
 
 
 class LivePresenter:
@@ -63,6 +64,8 @@ class LivePresenter:
             self._above.append(lines.step_line(self.state, now, self._console.width))
         elif kind is Evaluated:
             self._above.append(lines.evaluated_line(cast("Evaluated", event)))
+        elif kind is Notice:
+            self._above.append(f"warning: {harmless(cast('Notice', event).text)}")
 
     def tick(self) -> None:
         """Draw. Called a few times a second."""

@@ -9,7 +9,7 @@ from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless, reward
 from mtrl_cli.rollout.events import GroupFinished
-from mtrl_cli.training.events import Evaluated, PhaseStarted, RunStarted, StepFinished
+from mtrl_cli.training.events import Evaluated, Notice, PhaseStarted, RunStarted, StepFinished
 
 ALIVE_EVERY = 60.0
 """Seconds without a line after which one says that the run is alive."""
@@ -53,6 +53,8 @@ class PlainPresenter:
                 self._info(lines.step_line(self.state, now))
             case Evaluated():
                 self._info(lines.evaluated_line(event))
+            case Notice():
+                self._say("WARN", harmless(event.text))
             case PhaseStarted(phase="evaluation"):
                 self._last_progress = 0
                 self._info(lines.progress_line(self.state))

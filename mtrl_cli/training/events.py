@@ -15,6 +15,13 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that a person should know and that stops nothing; one line."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseStarted:
     """``start-up``, ``evaluation``, ``sampling``, ``training``, ``publishing``, ``shutdown``."""
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mtrl_cli.assembly import Parts, assemble
+from mtrl_cli.assembly import Parts, assemble, notices
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import Observer
@@ -24,7 +24,7 @@ from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
-from mtrl_cli.training.events import Evaluated, PhaseStarted, RunFinished, RunStarted
+from mtrl_cli.training.events import Evaluated, Notice, PhaseStarted, RunFinished, RunStarted
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.totals import Totals
 
@@ -138,6 +138,8 @@ class Frame:
 
     async def _with_parts(self, work: Work) -> None:
         self.observer(PhaseStarted("start-up"))
+        for text in notices():
+            self.observer(Notice(text))
         async with self._parts() as parts:
             try:
                 await work(parts)

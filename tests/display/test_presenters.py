@@ -13,6 +13,7 @@ from mtrl_cli.display.terminal import Screen
 from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
 from mtrl_cli.training.events import (
     Evaluated,
+    Notice,
     PhaseStarted,
     RunFinished,
     RunStarted,
@@ -245,3 +246,13 @@ def test_a_summary_without_an_evaluation_says_what_is_known() -> None:
         "episodes   24, 5.0k tokens sampled",
         f"run        {FOLDER}",
     ]
+
+
+@pytest.mark.parametrize("width", [None, 140])
+def test_a_notice_is_shown_once_and_cannot_steer_the_terminal(width: int | None) -> None:
+    watched = Watched(width)
+    watched.see(Notice("two packages own \x1b[2Jone name"))
+    printed = watched.output.getvalue()  # plain lines print at once, a live screen when it draws
+    shown = "\n".join([printed, *watched.frame()])
+    assert shown.count("two packages own") == 1
+    assert "\x1b[2J" not in shown.replace("\x1b[2K", "")
