@@ -16,6 +16,7 @@ time-outs and real broken connections::
         server.applications()               # which calls took effect, in order
         server.models                       # models loaded now; [id].steps, [id].accumulated
         server.snapshots, server.states     # URIs → the step they hold
+        server.drifts                       # samples that used other weights than asked for
 
 The sampler gets the whole context and the request's seed, may be async, and returns tokens and
 logprobs; ``max_tokens`` is enforced and the stop reason derived from the request's stop ids. To
@@ -42,11 +43,13 @@ from mtrl_cli.testing.faults import Fault, FaultPlan
 from mtrl_cli.testing.scripted_service import (
     TRAINING,
     Applied,
+    Drift,
     Model,
     PromptLogprobs,
     Sampler,
     ScriptedService,
     ServiceError,
+    Snapshots,
     Trainer,
 )
 
@@ -89,6 +92,9 @@ class ScriptedPolicyServer:
         poll_seconds: how long a poll waits before it answers ``try_again``.
         inline: ``asample`` with ``Prefer: wait`` answers with the result, if that comes within
             ``poll_seconds``.
+        snapshots: what a policy's name stands for after later training: ``immutable`` the
+            weights that it was given for, ``newest_only`` the model's last snapshot, ``live``
+            the model's weights of the moment. That is what samples are counted and reported with.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class ScriptedPolicyServer:
         training_seconds: float = 0.0,
         poll_seconds: float = 5.0,
         inline: bool = False,
+        snapshots: Snapshots = "immutable",
     ) -> None:
         self._options: dict[str, Any] = {
             "sampler": sampler,
@@ -118,6 +125,7 @@ class ScriptedPolicyServer:
             "sample_seconds": sample_seconds,
             "training_seconds": training_seconds,
             "poll_seconds": poll_seconds,
+            "snapshots": snapshots,
         }
         self._api_key = api_key
         self._inline = inline
@@ -156,6 +164,11 @@ class ScriptedPolicyServer:
     def samples(self) -> int:
         """How many turns were sampled."""
         return self._service.samples
+
+    @property
+    def drifts(self) -> Sequence[Drift]:
+        """Samples that used other weights than those of the policy that they asked for."""
+        return self._service.drifts
 
     @property
     def heartbeats(self) -> int:
@@ -230,6 +243,9 @@ class ScriptedPolicyServer:
         if self._api_key is not None and request.headers.get("X-API-Key") != self._api_key:
             return _json(401, {"detail": "Invalid API key"})
         fault = self.faults.next(endpoint, body)
+        if fault is not None and fault.gate is not None and not fault.executes:
+            await fault.gate.passed()
+            fault = None
         if fault is not None and not fault.executes and fault.kind != "fail":
             return await self._misbehave(request, fault, _json(200, {}))
         try:
@@ -264,6 +280,9 @@ class ScriptedPolicyServer:
     ) -> web.StreamResponse:
         transport = request.transport
         assert transport is not None
+        if fault.gate is not None:
+            await fault.gate.passed()
+            return reply
         if fault.kind == "delay":
             await asyncio.sleep(fault.seconds)
             return reply

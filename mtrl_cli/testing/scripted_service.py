@@ -2,7 +2,7 @@
 
 It does no arithmetic on weights. A model is a count of applied calls; a snapshot is a name; what
 a policy samples is the test's own function. What it keeps exactly is what clients are tested on:
-which calls took effect, how often, and under which name.
+which calls took effect, how often, under which name, and which weights a sample really used.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 Sampled = tuple[Sequence[int], Sequence[float]] | Mapping[str, Any]
 Sampler = Callable[[Sequence[int], int], Sampled | Awaitable[Sampled]]
 PromptLogprobs = Callable[[Sequence[int], str], Sequence[float | None]]
 Trainer = Callable[[Sequence[Mapping[str, Any]]], Sequence[Sequence[float]]]
+Snapshots = Literal["immutable", "newest_only", "live"]
 
 TRAINING = (
     "create_model",
@@ -48,6 +49,14 @@ class Applied:
     model: str | None
     seq: int | None
     body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A sample that used other weights than those of the policy that it was asked under."""
+
+    asked: str
+    used: str
 
 
 @dataclass(slots=True)
@@ -81,6 +90,7 @@ class ScriptedService:
         sample_seconds: float,
         training_seconds: float,
         poll_seconds: float,
+        snapshots: Snapshots,
     ) -> None:
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
@@ -92,6 +102,7 @@ class ScriptedService:
         self._sample_seconds = sample_seconds
         self._training_seconds = training_seconds
         self._poll_seconds = poll_seconds
+        self._keeps = snapshots
         self._promises: dict[str, asyncio.Task[Any]] = {}
         self._samplers: dict[str, str] = {}
         self._training_turn = asyncio.Lock()
@@ -103,6 +114,7 @@ class ScriptedService:
         self.states: dict[str, int] = {}
         self.applied: list[Applied] = []
         self.samples = 0
+        self.drifts: list[Drift] = []
 
     async def close(self) -> None:
         tasks = list(self._promises.values())
@@ -166,6 +178,9 @@ class ScriptedService:
         if inspect.isawaitable(sampled):
             sampled = await sampled
         self.samples += 1
+        weights = self._weights(policy)
+        if weights != policy:
+            self.drifts.append(Drift(policy, weights))
         if isinstance(sampled, Mapping):
             sequence = dict(sampled)
         else:
@@ -178,10 +193,28 @@ class ScriptedService:
             }
         result: dict[str, Any] = {"sequences": [sequence], "type": "sample"}
         if body.get("prompt_logprobs"):
-            result["prompt_logprobs"] = self._score(tokens, policy)
+            result["prompt_logprobs"] = self._score(tokens, weights)
         if self._reports_weights:
-            result["weights"] = policy
+            result["weights"] = weights
         return result
+
+    def _weights(self, policy: str) -> str:
+        """The weights behind a policy's name, as a sample that ends now has used them.
+
+        Weights that changed during a sample do not come back, so the end tells it all.
+        """
+        model = self._model_of(policy)
+        if self._keeps == "immutable" or model is None:
+            return policy
+        if self._keeps == "newest_only":
+            return next(uri for uri in reversed(self.snapshots) if self._model_of(uri) is model)
+        if self.snapshots[policy] == model.steps:
+            return policy
+        return f"scripted://{model.id}/live/{model.steps}"
+
+    def _model_of(self, policy: str) -> Model | None:
+        """The loaded model that a snapshot was taken of; None for a base model."""
+        return self.models.get(policy.removeprefix("scripted://").partition("/")[0])
 
     def _score(self, tokens: Sequence[int], policy: str) -> Sequence[float | None]:
         if self._prompt_logprobs is None:

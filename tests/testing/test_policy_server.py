@@ -89,6 +89,53 @@ def test_faults_can_be_skipped_matched_and_repeated():
     assert (coffee, tea) == (200, 418)
 
 
+@pytest.mark.parametrize(
+    ("snapshots", "after_step", "after_publish"),
+    [
+        ("immutable", "first", "first"),
+        ("newest_only", "first", "second"),
+        ("live", "scripted://model_1/live/1", "scripted://model_1/live/1"),
+    ],
+)
+def test_an_old_policy_is_sampled_with_the_weights_that_such_a_server_has(
+    snapshots, after_step, after_publish
+):
+    """Under the first snapshot: at once, after an optimizer step, after a second snapshot."""
+    with ScriptedPolicyServer(snapshots=snapshots) as server:
+        model = model_of(server)
+        sampling = {}
+
+        def publish(name: str, seq: int) -> str:
+            body = {"model_id": model, "path": name, "seq_id": seq}
+            uri = result(server, "save_weights_for_sampler", body)["path"]
+            session = {"session_id": "session_1", "model_path": uri}
+            created = call(server, "create_sampling_session", session).json()
+            sampling[uri] = created["sampling_session_id"]
+            return uri
+
+        def used_under(uri: str) -> str:
+            body = {
+                "sampling_session_id": sampling[uri],
+                "prompt": {"chunks": [{"tokens": [1]}]},
+                "sampling_params": {"max_tokens": 3},
+            }
+            return result(server, "asample", body)["weights"]
+
+        uris = {"first": publish("first", 1)}
+        assert used_under(uris["first"]) == uris["first"]
+        result(server, "optim_step", step(model, 2))
+        stepped = used_under(uris["first"])
+        uris["second"] = publish("second", 3)
+        published = used_under(uris["first"])
+        assert used_under(uris["second"]) == uris["second"]
+    expected = [uris.get(after_step, after_step), uris.get(after_publish, after_publish)]
+    assert [stepped, published] == expected
+    drifted = [used for used in expected if used != uris["first"]]
+    assert [(drift.asked, drift.used) for drift in server.drifts] == [
+        (uris["first"], used) for used in drifted
+    ]
+
+
 async def test_runs_inside_an_event_loop_and_comes_back_on_the_same_port():
     server = ScriptedPolicyServer(api_key="right")
     await server.start()
