@@ -41,7 +41,7 @@ def test_a_torn_last_line_is_neither_read_nor_in_the_way(
 def test_what_json_cannot_hold_is_refused_and_leaves_the_file_whole(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "records.jsonl")
     file.append({"step": 1})
-    with pytest.raises(ValueError, match="nan"):
+    with pytest.raises(ValueError, match="not JSON compliant"):
         file.append({"reward": math.nan})
     file.append({"step": 2})
     file.close()
