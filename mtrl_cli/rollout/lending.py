@@ -1,6 +1,6 @@
 """What can be borrowed, as its lender describes it. See `resources` for the life of a borrow."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -9,6 +9,10 @@ T = TypeVar("T")
 
 def _no_id(thing: Any) -> str | int | None:
     return None
+
+
+def _no_facts(thing: Any) -> Mapping[str, Any]:
+    return {}
 
 
 def _ends_with_process(name: str | int | None) -> str:
@@ -32,3 +36,5 @@ class Lender(Generic[T]):
     identify: Callable[[T], str | int | None] = _no_id
     remedy: Callable[[str | int | None], str] = _ends_with_process
     """How a person removes the thing by hand, given its id."""
+    facts: Callable[[T], Mapping[str, Any]] = _no_facts
+    """What else its record needs, so that somebody else can return it when we are gone."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.lending import Lender
 
 Message = Mapping[str, Any]
@@ -251,7 +252,10 @@ class Task(Protocol):
 
 
 class RolloutError(Exception):
-    """A failure attributed to one boundary. Its text is one line, fit for a user."""
+    """A failure attributed to one boundary. Its text is one line, fit for a user.
+
+    Those that are a `UsageError` too are not an episode's failure: they end the run.
+    """
 
 
 class ContextOverflow(RolloutError):  # noqa: N818 - a stop, not a fault
@@ -278,11 +282,11 @@ class InfrastructureFailure(RolloutError):  # noqa: N818
     """What carries the environment failed: no instance to be had, lost session, deadline."""
 
 
-class UnsupportedContent(RolloutError):  # noqa: N818
+class UnsupportedContent(RolloutError, UsageError):  # noqa: N818
     """The conversation holds an image, audio or video; mtrl is text only."""
 
 
-class TemplateNotAppendOnly(RolloutError):  # noqa: N818
+class TemplateNotAppendOnly(RolloutError, UsageError):  # noqa: N818
     """The chat template cannot continue a sampled turn by appending."""
 
 

@@ -65,6 +65,8 @@ class Borrow:
     reason: str | None = None
     """Why it is quarantined."""
     remedy: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """For its record: what returning it takes when the run is gone."""
 
     def describe(self) -> str:
         """One line for a report: what, where, why, and how to remove it by hand."""
@@ -173,7 +175,7 @@ class RolloutResources:
             "remedy": borrow.remedy,
         }
         known = {name: value for name, value in facts.items() if value is not None}
-        self._journal.borrow(borrow.key, borrow.state.value, **known)
+        self._journal.borrow(borrow.key, borrow.state.value, **known, **borrow.facts)
 
 
 @dataclass(slots=True)
@@ -212,7 +214,9 @@ class Scope:
             self._loans.remove(loan)
             self.resources.change(borrow, Holding.RELEASED)
             raise
-        self.resources.change(borrow, Holding.HELD, id=lender.identify(thing))
+        self.resources.change(
+            borrow, Holding.HELD, id=lender.identify(thing), facts=lender.facts(thing)
+        )
         return thing
 
     async def protect(self, operation: Awaitable[T]) -> T:

@@ -1,0 +1,117 @@
+"""Bad input meets the real commands: one line, the right exit code, nothing left behind."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+from tests.cli.processes import mtrl
+
+PICTURE_TASK = """
+from mtrl_cli.tasks.blackjack.task import Blackjack
+
+
+class Picture(Blackjack):
+    def messages(self, sample, observation):
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        return [{"role": "user", "content": [{"type": "text", "text": "look"}, picture]}]
+"""
+
+SMALL = ("eval.games=0", "train.steps=1", "group.size=2", "group.per_step=1", "train.lora_rank=8")
+
+
+def on_server(url: str, key: str = "k") -> tuple[str, ...]:
+    return (
+        "server=tinker",
+        f'server.base_url="{url}"',
+        f"server.api_key={key}",
+        "server.base_model=scripted",
+        "server.tokenizer=mtrl-tiny",
+        *SMALL,
+    )
+
+
+def told(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of the error; with it there is no traceback and nothing on stdout."""
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_an_unreachable_server(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    result = mtrl("train", *on_server(f"http://127.0.0.1:{port}"), cwd=tmp_path)
+    assert result.returncode == 1
+    assert f"no training server answers at http://127.0.0.1:{port}" in told(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_api_key(tmp_path: Path) -> None:
+    with ScriptedPolicyServer(api_key="right") as server:
+        result = mtrl("train", *on_server(server.url, "wrong-key"), cwd=tmp_path)
+    assert result.returncode == 1
+    assert "does not take this API key" in told(result)
+    assert "wrong-key" not in result.stderr + result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_base_model(tmp_path: Path) -> None:
+    with ScriptedPolicyServer(models=("scripted-large",)) as server:
+        result = mtrl("train", *on_server(server.url), cwd=tmp_path)
+    assert result.returncode == 2
+    assert "did you mean 'scripted-large'?" in told(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_train_all_weights(tmp_path: Path) -> None:
+    with ScriptedPolicyServer() as server:
+        result = mtrl("train", *on_server(server.url), "train.lora_rank=null", cwd=tmp_path)
+        assert server.models == {}
+    assert result.returncode == 2
+    assert "train.lora_rank" in told(result)
+
+
+@pytest.mark.parametrize("command", ["train", "rollout"])
+def test_an_image_in_a_prompt(tmp_path: Path, command: str) -> None:
+    (tmp_path / "picture.py").write_text(PICTURE_TASK)
+    before = set(psutil.Process().children(recursive=True))
+    result = mtrl(
+        command,
+        *SMALL,
+        "task.entrypoint=picture.py:Picture",
+        cwd=tmp_path,
+        MTRL_HOME=str(tmp_path / "home"),
+    )
+    assert result.returncode == 2
+    assert "text" in told(result)
+    assert set(psutil.Process().children(recursive=True)) == before
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in _line(p)]
+
+
+def test_an_entrypoint_that_is_not_there(tmp_path: Path) -> None:
+    result = mtrl("train", "task.entrypoint=nothing.py:Here", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "there is no file" in told(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_policy(tmp_path: Path) -> None:
+    result = mtrl(
+        "rollout",
+        *SMALL,
+        'policy="tinker://nobody/sampler_weights/none"',
+        cwd=tmp_path,
+        MTRL_HOME=str(tmp_path / "home"),
+    )
+    assert result.returncode == 1
+    assert "tinker://nobody/sampler_weights/none" in told(result)
+
+
+def _line(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or []) if process.pid != os.getpid() else ""
