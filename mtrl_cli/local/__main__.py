@@ -31,14 +31,34 @@ def parser() -> argparse.ArgumentParser:
     add("--base", type=Path, metavar="DIR", help="folder of the base model (default: packaged)")
     add("--base-model", default="mtrl-tiny", metavar="NAME", help="what clients call it")
     add("--api-key-env", metavar="NAME", help="variable that holds the key clients must send")
-    add("--session-ttl", type=float, default=120.0, metavar="SECONDS",
-        help="free a session after this long without a heartbeat (default: 120)")
-    add("--poll", type=float, default=30.0, metavar="SECONDS",
-        help="longest wait of one retrieve_future (default: 30)")
-    add("--max-rows", type=int, default=64, metavar="N",
-        help="sequences sampled together (default: 64)")
-    add("--keep-answers", type=float, default=3600.0, metavar="SECONDS",
-        help="how long a finished answer may be asked for again (default: 3600)")
+    add(
+        "--session-ttl",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="free a session after this long without a heartbeat (default: 120)",
+    )
+    add(
+        "--poll",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="longest wait of one retrieve_future (default: 30)",
+    )
+    add(
+        "--max-rows",
+        type=int,
+        default=64,
+        metavar="N",
+        help="sequences sampled together (default: 64)",
+    )
+    add(
+        "--keep-answers",
+        type=float,
+        default=3600.0,
+        metavar="SECONDS",
+        help="how long a finished answer may be asked for again (default: 3600)",
+    )
     add("--parent-pid", type=int, metavar="PID", help="end when this process is gone")
     add("--ready-file", type=Path, metavar="FILE", help="also write the ready line here")
     return made
@@ -74,7 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError, KeyError) as error:
         raise StartError(f"--base: no usable model in {folder} ({error})") from None
     place = Place(
-        arguments.host, arguments.port, _api_key(arguments.api_key_env), arguments.parent_pid,
+        arguments.host,
+        arguments.port,
+        _api_key(arguments.api_key_env),
+        arguments.parent_pid,
         arguments.ready_file,
     )
     settings = Settings(

@@ -1,8 +1,9 @@
 """The HTTP side: paths to calls, answers to bodies, reasons to statuses.
 
-A request costs one dictionary look-up here, and what can be answered at once is: only what waits
-(a long poll, the disk) is a coroutine. Every body in and out passes through the codec. A refused
-request is `{"detail": reason}` with its status; nothing it asked for has happened.
+aiohttp's low-level server speaks HTTP; a request costs one dictionary look-up here and no router,
+middleware or signal. Only what waits (a long poll, the disk) is a coroutine. Every body in and out
+passes through the codec. A refused request is `{"detail": reason}` with its status; nothing it
+asked for has happened.
 """
 
 from __future__ import annotations
@@ -10,30 +11,36 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote
+
+from aiohttp import hdrs, web
 
 from mtrl_cli.local import codec, listing
 from mtrl_cli.local.errors import RefusedError
 from mtrl_cli.local.service import Service
 from mtrl_cli.local.store import MissingError, Ref, check_name, parse_uri
 from mtrl_cli.local.validate import text
-from mtrl_cli.local.wire import Listener, Request, Response
 
 PREFIX = "/api/v1/"
+MAX_BODY = 64 * 2**20
+KEEP_ALIVE = 3600.0  # closing an idle connection can lose the request that is on its way
 Body = dict[str, Any]
-Reply = Mapping[str, Any] | bytes
+Reply = dict[str, Any] | bytes
 Answer = Reply | Coroutine[None, None, Reply]
 Post = Callable[[Body, bytes], Answer]
 Get = Callable[..., Answer]
 
 _T = TypeVar("_T")
-_JSON = codec.CONTENT_TYPE.encode()
+_HEADERS = {hdrs.CONTENT_TYPE: codec.CONTENT_TYPE}
+_BUSY = {**_HEADERS, hdrs.RETRY_AFTER: "1"}
+_TOO_LARGE = f"body: larger than {MAX_BODY} bytes; send fewer data in one request"
 
 
 class App:
@@ -47,38 +54,60 @@ class App:
             (re.compile(pattern), handler) for pattern, handler in self._get_table()
         ]
 
-    def listener(self) -> Listener:
-        return Listener(self.handle, trouble)
+    def server(self) -> web.Server:
+        loop = asyncio.get_running_loop()
 
-    def handle(self, request: Request) -> Response | Coroutine[None, None, Response]:
-        """Answer at once where nothing must be waited for, and with a coroutine otherwise."""
+        def request(*parts: Any) -> web.BaseRequest:
+            message, payload, protocol, writer, task = parts
+            return web.BaseRequest(
+                message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY
+            )
+
+        # `handle` logs what goes wrong in it; what is left are other people's torn requests.
+        quiet = logging.getLogger("mtrl_cli.local.http")
+        quiet.addHandler(logging.NullHandler())
+        quiet.propagate = False
+        return web.Server(
+            self.handle,
+            request_factory=request,
+            access_log=None,
+            logger=quiet,
+            keepalive_timeout=KEEP_ALIVE,
+        )
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
         try:
-            reply = self._route(request)
-            if isinstance(reply, bytes):
-                return Response(200, reply)
-            if isinstance(reply, Mapping):
-                return Response(200, codec.plain(reply))
+            target = request.raw_path
+            if self._key is not None and target != PREFIX + "healthz":
+                self._check_key(request)
+            if request.method == "POST":
+                handler = self._post(target)
+                raw = await _body(request)
+                reply = handler(codec.parse(raw), raw)
+            else:
+                reply = self._get(request.method, target)
+            if not isinstance(reply, bytes | dict):
+                reply = await reply
+            body = reply if isinstance(reply, bytes) else codec.plain(reply)
+            return web.Response(body=body, headers=_HEADERS)
+        except ConnectionError:  # the client has gone in the middle of its request
+            raise
         except Exception as error:
             return _unhappy(error)
-        return _later(reply)
 
-    def _route(self, request: Request) -> Answer:
-        target = request.target
-        if self._key is not None and target != PREFIX + "healthz":
-            given = request.headers.get(b"x-api-key", b"")
-            if not hmac.compare_digest(given, self._key):
-                raise RefusedError(401, "X-API-Key: missing or not the key of this server")
-        if request.method != "POST":
-            return self._get(request.method, target)
+    def _check_key(self, request: web.BaseRequest) -> None:
+        given = request.headers.get("X-API-Key", "").encode("utf-8", "surrogateescape")
+        if self._key is not None and not hmac.compare_digest(given, self._key):
+            raise RefusedError(401, "X-API-Key: missing or not the key of this server")
+
+    def _post(self, target: str) -> Post:
         handler = self._posts.get(target)
         if handler is None:
             match = re.fullmatch(PREFIX + r"sessions/([^/?]+)/finish", target)
             if match is None:
                 raise RefusedError(404, f"POST {target[:200]}: no such endpoint")
             handler = partial(self._finish_session, match[1])
-        if not request.headers.get(b"content-type", b"").startswith(_JSON):
-            raise RefusedError(415, f"Content-Type: expected {codec.CONTENT_TYPE}")
-        return handler(codec.parse(request.body), request.body)
+        return handler
 
     def _get(self, method: str, target: str) -> Answer:
         path, _, query = target.partition("?")
@@ -170,8 +199,13 @@ class App:
 
     def _create_session(self, body: Body, raw: bytes) -> Reply:
         session = self._service.create_session()
-        return {"type": "create_session", "session_id": session.id, "info_message": None,
-                "warning_message": None, "error_message": None}
+        return {
+            "type": "create_session",
+            "session_id": session.id,
+            "info_message": None,
+            "warning_message": None,
+            "error_message": None,
+        }
 
     def _heartbeat(self, body: Body, raw: bytes) -> Reply:
         self._service.sessions.touch(text(body, "session_id"))
@@ -194,8 +228,10 @@ class App:
             "status": "created",
             "last_seq_id": model.last_seq,
             "model_data": {
-                "base_model": model.base_model, "model_name": model.base_model,
-                "tokenizer_id": model.base_model, "arch": "mtrl-tiny",
+                "base_model": model.base_model,
+                "model_name": model.base_model,
+                "tokenizer_id": model.base_model,
+                "arch": "mtrl-tiny",
                 "lora_config": None if rank is None else {"rank": rank},
                 "max_context_length": self._service.shape.context,
             },
@@ -221,11 +257,15 @@ class App:
         return {"status": "ok"}
 
     def _capabilities(self, query: str) -> Reply:
-        return {"supported_models": [{
-            "model_name": self._service.settings.base_model,
-            "max_context_length": self._service.shape.context,
-            "vocab_size": self._service.shape.vocab,
-        }]}
+        return {
+            "supported_models": [
+                {
+                    "model_name": self._service.settings.base_model,
+                    "max_context_length": self._service.shape.context,
+                    "vocab_size": self._service.shape.vocab,
+                }
+            ]
+        }
 
     def _counters(self, query: str) -> Reply:
         return self._service.counters()
@@ -233,16 +273,18 @@ class App:
     def _sampler(self, sampler_id: str, query: str) -> Reply:
         sampler = self._service.sampling.find(sampler_id)
         path = sampler.snapshot.uri if sampler.snapshot.weights_id != "base" else None
-        return {"sampler_id": sampler.id, "base_model": sampler.snapshot.base_model,
-                "model_path": path}
+        return {
+            "sampler_id": sampler.id,
+            "base_model": sampler.snapshot.base_model,
+            "model_path": path,
+        }
 
     def _sessions(self, query: str) -> Reply:
         return {"sessions": self._service.sessions.ids()}
 
     def _session(self, session_id: str, query: str) -> Reply:
         session = self._service.sessions.touch(session_id)
-        return {"training_run_ids": sorted(session.models),
-                "sampler_ids": sorted(session.samplers)}
+        return {"training_run_ids": sorted(session.models), "sampler_ids": sorted(session.samplers)}
 
     async def _runs(self, query: str) -> Reply:
         limit, offset = _number(query, "limit", 20, 1000), _number(query, "offset", 0, 2**31)
@@ -272,23 +314,30 @@ async def _stored(name: str, function: Callable[..., _T], *args: Any) -> _T:
         raise RefusedError(404, f"{name:.200} is not in the store") from None
 
 
-def trouble(status: int, reason: str) -> Response:
-    return Response(status, codec.plain({"detail": reason}))
-
-
-def _unhappy(error: Exception) -> Response:
-    if isinstance(error, RefusedError):
-        return trouble(error.status, error.reason)
-    sys.stderr.write("".join(traceback.format_exception(error)))
-    return trouble(500, f"{type(error).__name__} in the server: {error}"[:500])
-
-
-async def _later(reply: Coroutine[None, None, Reply]) -> Response:
+async def _body(request: web.BaseRequest) -> bytes:
+    headers = request.headers
+    if not headers.get(hdrs.CONTENT_TYPE, "").startswith(codec.CONTENT_TYPE):
+        raise RefusedError(415, f"Content-Type: expected {codec.CONTENT_TYPE}")
+    if (request.content_length or 0) > MAX_BODY:
+        raise RefusedError(413, _TOO_LARGE)
+    if hdrs.EXPECT in headers:  # the low-level server leaves this to us
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
-        answer = await reply
-        return Response(200, answer if isinstance(answer, bytes) else codec.plain(answer))
-    except Exception as error:
-        return _unhappy(error)
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise RefusedError(413, _TOO_LARGE) from None
+    except web.RequestPayloadError as error:
+        raise RefusedError(400, f"body: cannot be read ({error!s:.200})") from None
+
+
+def _unhappy(error: Exception) -> web.Response:
+    if isinstance(error, RefusedError):
+        status, reason = error.status, error.reason
+    else:
+        sys.stderr.write("".join(traceback.format_exception(error)))
+        status, reason = 500, f"{type(error).__name__} in the server: {error}"[:500]
+    headers = _BUSY if status == 429 else _HEADERS
+    return web.Response(status=status, body=codec.plain({"detail": reason}), headers=headers)
 
 
 async def _promised(request_id: Coroutine[None, None, str]) -> Reply:

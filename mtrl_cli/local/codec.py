@@ -79,8 +79,10 @@ def train(body: Mapping[str, Any], backward: bool) -> calls.TrainCall:
     name = "forward_backward_input" if backward else "forward_input"
     given = validate.mapping(body, name)
     loss = validate.check_loss(given.get("loss_fn"), f"{name}.loss_fn")
-    config = {} if given.get("loss_fn_config") is None else validate.mapping(
-        given, "loss_fn_config", f"{name}."
+    config = (
+        {}
+        if given.get("loss_fn_config") is None
+        else validate.mapping(given, "loss_fn_config", f"{name}.")
     )
     data = validate.sequence(given, "data", f"{name}.")
     if not data:
@@ -256,7 +258,7 @@ def plain(value: Mapping[str, Any]) -> bytes:
 
 
 def _floats(values: Sequence[float]) -> str:
-    return "[" + ",".join([f"{value:.9g}" for value in values]) + "]"
+    return ("[" + ",".join(["%.9g"] * len(values)) + "]") % tuple(values)
 
 
 def _sample_body(result: calls.SampleResult) -> str:
@@ -280,6 +282,5 @@ def _train_body(result: calls.TrainResult) -> str:
     )
     metrics = _encode(dict(result.metrics))
     return (
-        f'{{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[{outputs}],'
-        f'"metrics":{metrics}}}'
+        f'{{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[{outputs}],"metrics":{metrics}}}'
     )

@@ -57,7 +57,7 @@ def training_runs(
     """One page of the runs in the store, the newest first."""
     names = store.models()
     page: list[dict[str, Any]] = []
-    for name in names[offset:offset + limit]:
+    for name in names[offset : offset + limit]:
         with contextlib.suppress(MissingError, OSError):
             page.append(training_run(store, name, last_requests.get(name)))
     cursor = {"offset": offset, "limit": limit, "total_count": len(names)}

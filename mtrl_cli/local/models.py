@@ -50,13 +50,15 @@ class Model:
             if known[0] == digest:
                 return known[1]
             raise RefusedError(
-                409, f"seq_id: {seq_id} was used by another request on {self.id}; "
-                f"the next is {self.last_seq + 1}"
+                409,
+                f"seq_id: {seq_id} was used by another request on {self.id}; "
+                f"the next is {self.last_seq + 1}",
             )
         if seq_id <= self.last_seq:
             raise RefusedError(
-                409, f"seq_id: {seq_id} is not above {self.last_seq}, the last one seen on "
-                f"{self.id}; the next is {self.last_seq + 1}"
+                409,
+                f"seq_id: {seq_id} is not above {self.last_seq}, the last one seen on "
+                f"{self.id}; the next is {self.last_seq + 1}",
             )
         return None
 
@@ -93,7 +95,8 @@ def _whole(model: Model) -> TrainableModel:
     if model.broken is not None:
         raise WorkError(
             f"{model.id}: not executed, because {model.broken}; load a saved state into a new "
-            "model", "server"
+            "model",
+            "server",
         )
     return trainable
 
@@ -101,8 +104,9 @@ def _whole(model: Model) -> TrainableModel:
 # --- the jobs; each runs on the training thread and returns the promise's result
 
 
-def create(model: Model, shape: Shape, base: Weights, store: Store,
-           metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def create(
+    model: Model, shape: Shape, base: Weights, store: Store, metadata: Mapping[str, Any] | None
+) -> dict[str, Any]:
     if model.gone is not None:
         raise WorkError(f"{model.id}: {model.gone}; it was not created", "user")
     lora = None
@@ -110,10 +114,14 @@ def create(model: Model, shape: Shape, base: Weights, store: Store,
         seed = secrets.randbits(31) if model.lora.seed is None else model.lora.seed
         lora = Lora(**{**asdict(model.lora), "seed": seed})
     model.trainable = TrainableModel(shape, base, lora)
-    store.new_model(model.id, {
-        **model.describe(), "created": time.time(),
-        "user_metadata": None if metadata is None else dict(metadata),
-    })
+    store.new_model(
+        model.id,
+        {
+            **model.describe(),
+            "created": time.time(),
+            "user_metadata": None if metadata is None else dict(metadata),
+        },
+    )
     return {
         "model_id": model.id,
         "base_model": model.base_model,
@@ -206,7 +214,10 @@ def save_ephemeral(model: Model, store: Store) -> tuple[str, Weights, str]:
 
 def _meta(model: Model, kind: Kind) -> dict[str, Any]:
     return {
-        "id": secrets.token_hex(8), "kind": kind, "model_id": model.id, "time": time.time(),
+        "id": secrets.token_hex(8),
+        "kind": kind,
+        "model_id": model.id,
+        "time": time.time(),
         **model.describe(),
     }
 
@@ -242,8 +253,9 @@ def check_fits(model: Model, meta: Mapping[str, Any], optimizer: bool) -> None:
         raise RefusedError(400, f"path: a state of {made}; {model.id} is a {model.base_model}")
     if meta.get("lora") != lora_record(model.lora):
         raise RefusedError(
-            400, f"path: a state with lora {meta.get('lora')}, and {model.id} has "
-            f"{lora_record(model.lora)}; create the model as weights_info says"
+            400,
+            f"path: a state with lora {meta.get('lora')}, and {model.id} has "
+            f"{lora_record(model.lora)}; create the model as weights_info says",
         )
     if optimizer and not meta.get("optimizer"):
         raise RefusedError(400, "optimizer: this state was saved without it; send false")

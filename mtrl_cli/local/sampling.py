@@ -36,8 +36,14 @@ class Sampler:
 
 class Sampling:
     def __init__(
-        self, base_model: str, shape: Shape, store: Store, sessions: Sessions,
-        promises: Promises, thread: SamplingThread, snapshots: Snapshots,
+        self,
+        base_model: str,
+        shape: Shape,
+        store: Store,
+        sessions: Sessions,
+        promises: Promises,
+        thread: SamplingThread,
+        snapshots: Snapshots,
     ) -> None:
         self._shape = shape
         self._store = store
@@ -90,8 +96,11 @@ class Sampling:
             return self._base
         ref = parse_uri(model_path, "model_path")
         if ref.kind != "sampler_weights":
-            refuse("model_path", f"{ref.uri} is a training state; sample from what "
-                   "save_weights_for_sampler returned")
+            refuse(
+                "model_path",
+                f"{ref.uri} is a training state; sample from what "
+                "save_weights_for_sampler returned",
+            )
         try:
             meta = await asyncio.to_thread(self._store.meta, ref)
         except MissingError:
@@ -158,8 +167,9 @@ class Sampling:
             )
         for stop in call.stop_ids:
             if not 0 <= stop < self._shape.vocab:
-                refuse("sampling_params.stop",
-                       f"token {stop} is outside 0..{self._shape.vocab - 1}")
+                refuse(
+                    "sampling_params.stop", f"token {stop} is outside 0..{self._shape.vocab - 1}"
+                )
         return [
             SampleSpec(
                 tokens=call.tokens,

@@ -219,8 +219,11 @@ class SamplingThread:
     def _answer(self, work: SampleWork) -> object:
         completions = [work.done[index] for index in range(len(work.specs))]
         if not all(math.isfinite(sum(c.logprobs)) for c in completions):
-            return Failure(f"sampling from {work.snapshot.uri} gave a logprob that is not finite; "
-                           "the weights are broken", "server")
+            return Failure(
+                f"sampling from {work.snapshot.uri} gave a logprob that is not finite; "
+                "the weights are broken",
+                "server",
+            )
         result = SampleResult(
             sequences=[SampledSequence(c.stop_reason, c.tokens, c.logprobs) for c in completions],
             prompt_logprobs=completions[0].prompt_logprobs,

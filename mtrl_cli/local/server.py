@@ -13,11 +13,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from aiohttp import web
+
 from mtrl_cli import __version__
 from mtrl_cli.local.app import App
 from mtrl_cli.local.engine import Shape, Weights
 from mtrl_cli.local.parent import ParentWatch
 from mtrl_cli.local.service import Service, Settings
+
+BACKLOG = 1024
 
 
 class StartError(Exception):
@@ -45,18 +49,22 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        hint = "use another, or 0 for a free one" if error.errno == errno.EADDRINUSE else (
-            "choose another address or port")
+        hint = (
+            "use another, or 0 for a free one"
+            if error.errno == errno.EADDRINUSE
+            else ("choose another address or port")
+        )
         reason = os.strerror(error.errno or 0).lower()
         raise StartError(f"--port: cannot listen on {host}:{port}: {reason}; {hint}") from None
     return listener
 
 
-async def serve(place: Place, settings: Settings, shape: Shape, base: Weights,
-                listener: socket.socket) -> int:
+async def serve(
+    place: Place, settings: Settings, shape: Shape, base: Weights, listener: socket.socket
+) -> int:
     """Serve until SIGTERM, SIGINT (without a parent) or the parent's death; the exit code."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -67,6 +75,7 @@ async def serve(place: Place, settings: Settings, shape: Shape, base: Weights,
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent settles first
     watch = None
     if place.parent_pid is not None:
+
         def gone() -> None:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop.set)
@@ -77,18 +86,15 @@ async def serve(place: Place, settings: Settings, shape: Shape, base: Weights,
             listener.close()
             raise StartError(f"--parent-pid: {error}") from None
     service = Service(settings, shape, base)
-    http = App(service, place.api_key).listener()
+    runner = web.ServerRunner(App(service, place.api_key).server(), shutdown_timeout=0.5)
     try:
-        server = await loop.create_server(http, sock=listener)
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
         _announce(place, settings, shape, listener)
-        while not stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 30)
-            http.drop_idle()
-        server.close()
+        await stop.wait()
     finally:
         service.promises.close()
-        await http.close(0.5)
+        await runner.cleanup()
         ended = await service.close()
         if place.ready_file is not None:
             place.ready_file.unlink(missing_ok=True)
@@ -104,11 +110,17 @@ async def serve(place: Place, settings: Settings, shape: Shape, base: Weights,
 def _announce(place: Place, settings: Settings, shape: Shape, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    line = json.dumps({
-        "url": url, "pid": os.getpid(), "store": str(settings.store),
-        "base_model": settings.base_model, "context": shape.context, "vocab": shape.vocab,
-        "version": __version__,
-    })
+    line = json.dumps(
+        {
+            "url": url,
+            "pid": os.getpid(),
+            "store": str(settings.store),
+            "base_model": settings.base_model,
+            "context": shape.context,
+            "vocab": shape.vocab,
+            "version": __version__,
+        }
+    )
     if place.ready_file is not None:
         beside = place.ready_file.with_name(f".{place.ready_file.name}.{os.getpid()}")
         beside.write_text(line + "\n")
@@ -117,5 +129,6 @@ def _announce(place: Place, settings: Settings, shape: Shape, listener: socket.s
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
     warning = "" if place.api_key or host in ("127.0.0.1", "::1") else " WITHOUT A KEY"
-    sys.stderr.write(f"mtrl serve: {settings.base_model} on {url}{warning}, "
-                     f"store {settings.store}\n")
+    sys.stderr.write(
+        f"mtrl serve: {settings.base_model} on {url}{warning}, store {settings.store}\n"
+    )

@@ -54,8 +54,13 @@ class Service:
         self._snapshots = Snapshots(self.store, base, self._sampling.forget)
         self._sampling.start(self._snapshots)
         self.sampling = Sampling(
-            settings.base_model, shape, self.store, self.sessions, self.promises,
-            self._sampling, self._snapshots,
+            settings.base_model,
+            shape,
+            self.store,
+            self.sessions,
+            self.promises,
+            self._sampling,
+            self._snapshots,
         )
         self._models: dict[str, Model] = {}
         self._gone = Graveyard()
@@ -104,8 +109,13 @@ class Service:
             session.id,
             lambda: models.create(model, self.shape, self.base, self.store, call.user_metadata),
         )
-        reply = {"request_id": promise.request_id, "model_id": model.id, "status": "created",
-                 "base_model": call.base_model, "lora_config": models.lora_record(call.lora)}
+        reply = {
+            "request_id": promise.request_id,
+            "model_id": model.id,
+            "status": "created",
+            "base_model": call.base_model,
+            "lora_config": models.lora_record(call.lora),
+        }
         return session.remember("model_seq_id", call.model_seq_id, digest, reply)
 
     def model(self, model_id: str) -> Model:
@@ -167,7 +177,11 @@ class Service:
         needed = validate.LOSS_INPUTS[call.loss] if call.backward else ("target_tokens",)
         for index, datum in enumerate(call.data):
             validate.check_datum(
-                datum.tokens, datum.inputs, needed, self.shape.vocab, self.shape.context,
+                datum.tokens,
+                datum.inputs,
+                needed,
+                self.shape.vocab,
+                self.shape.context,
                 f"{name}.data[{index}]",
             )
 
@@ -199,7 +213,10 @@ class Service:
             return known
         model.saving.add(ref)
         return self._call(
-            model, call.seq_id, digest, lambda: self._save(model, ref, call),
+            model,
+            call.seq_id,
+            digest,
+            lambda: self._save(model, ref, call),
             lambda _: model.saving.discard(ref),
         )
 
@@ -229,8 +246,11 @@ class Service:
                 self._snapshots.drop(result.weights_id)
                 return Failure(error.reason, "user")
             sampler = self.sampling.add(session, result)
-            return {"path": None, "sampling_session_id": sampler.id,
-                    "type": "save_weights_for_sampler"}
+            return {
+                "path": None,
+                "sampling_session_id": sampler.id,
+                "type": "save_weights_for_sampler",
+            }
 
         return self._call(model, call.seq_id, digest, work, translate=answer)
 
@@ -248,11 +268,16 @@ class Service:
         if known is not None:
             return known
         if model.started:
-            refuse("load_weights", f"only the first call of a model may load, and {model.id} has "
-                   "had others; create a new model and load into it")
+            refuse(
+                "load_weights",
+                f"only the first call of a model may load, and {model.id} has "
+                "had others; create a new model and load into it",
+            )
         models.check_fits(model, meta, call.optimizer)
         return self._call(
-            model, call.seq_id, digest,
+            model,
+            call.seq_id,
+            digest,
             lambda: models.load(model, ref, self.store, call.optimizer),
         )
 
@@ -263,7 +288,11 @@ class Service:
             raise RefusedError(404, f"path: {ref.uri} is not in the store") from None
 
     def _call(
-        self, model: Model, seq_id: int | None, digest: bytes, work: Callable[[], object],
+        self,
+        model: Model,
+        seq_id: int | None,
+        digest: bytes,
+        work: Callable[[], object],
         after: Callable[[object], None] | None = None,
         translate: Callable[[object], object] | None = None,
     ) -> str:
@@ -274,7 +303,9 @@ class Service:
         return promise.request_id
 
     def _train(
-        self, owner: str, work: Callable[[], object],
+        self,
+        owner: str,
+        work: Callable[[], object],
         after: Callable[[object], None] | None = None,
         translate: Callable[[object], object] | None = None,
     ) -> Promise:

@@ -61,8 +61,9 @@ class Session:
             return None
         if known.digest != digest:
             raise RefusedError(
-                409, f"{kind}: {seq_id} was used by another request in this session; "
-                "take the next number"
+                409,
+                f"{kind}: {seq_id} was used by another request in this session; "
+                "take the next number",
             )
         return known.reply
 

@@ -43,7 +43,10 @@ class Snapshot:
 
 class Snapshots:
     def __init__(
-        self, store: Store, base: Weights, forget: Callable[[str], None],
+        self,
+        store: Store,
+        base: Weights,
+        forget: Callable[[str], None],
         max_bytes: int = 256 * 2**20,
     ) -> None:
         self._store = store
@@ -76,8 +79,9 @@ class Snapshots:
         except MissingError as error:
             raise WorkError(f"weights: {error} is not in the store any more", "user") from None
         if meta.get("id") != snapshot.weights_id:
-            raise WorkError(f"weights: {snapshot.uri} is not what it was; "
-                             "make a new sampling session", "user")
+            raise WorkError(
+                f"weights: {snapshot.uri} is not what it was; make a new sampling session", "user"
+            )
         return _read_only(arrays)
 
     def put(self, weights_id: str, weights: Weights) -> None:

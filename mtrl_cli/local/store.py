@@ -96,8 +96,9 @@ def parse_uri(uri: str, field: str = "path") -> Ref:
         )
     if not _MODEL_ID.fullmatch(model_id):
         raise RefusedError(404, f"{field}: {uri!r:.120} names a model that is not in this store")
-    return Ref(model_id, "weights" if kind == "weights" else "sampler_weights",
-               check_name(name, field))
+    return Ref(
+        model_id, "weights" if kind == "weights" else "sampler_weights", check_name(name, field)
+    )
 
 
 @dataclass(frozen=True)
@@ -172,15 +173,22 @@ class Store:
     # --- checkpoints
 
     def _path(self, ref: Ref) -> Path:
-        return self.root / "models" / ref.model_id / ref.kind / (
-            check_name(ref.name).replace("/", "+") + ".npz"
+        return (
+            self.root
+            / "models"
+            / ref.model_id
+            / ref.kind
+            / (check_name(ref.name).replace("/", "+") + ".npz")
         )
 
     def exists(self, ref: Ref) -> bool:
         return self._path(ref).is_file()
 
     def save(
-        self, ref: Ref, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any],
+        self,
+        ref: Ref,
+        arrays: Mapping[str, NDArray[Any]],
+        meta: Mapping[str, Any],
         overwrite: bool = False,
     ) -> None:
         path = self._path(ref)
@@ -228,7 +236,10 @@ class Store:
 
 
 def _save_arrays(
-    path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], overwrite: bool,
+    path: Path,
+    arrays: Mapping[str, NDArray[Any]],
+    meta: Mapping[str, Any],
+    overwrite: bool,
     durable: bool = True,
 ) -> None:
     record = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)

@@ -61,7 +61,11 @@ def optional_text(body: Mapping[str, Any], key: str, where: str = "") -> str | N
 
 
 def integer(
-    body: Mapping[str, Any], key: str, low: int, high: int, default: int | None = None,
+    body: Mapping[str, Any],
+    key: str,
+    low: int,
+    high: int,
+    default: int | None = None,
     where: str = "",
 ) -> int:
     value = body.get(key)

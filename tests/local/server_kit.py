@@ -103,8 +103,13 @@ def datum(tokens: Sequence[int], **inputs: Sequence[float]) -> dict[str, Any]:
     return {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": tensors}
 
 
-def backward(model: str, seq: int, data: list[dict[str, Any]], loss: str = "cross_entropy",
-             config: dict[str, float] | None = None) -> dict[str, Any]:
+def backward(
+    model: str,
+    seq: int,
+    data: list[dict[str, Any]],
+    loss: str = "cross_entropy",
+    config: dict[str, float] | None = None,
+) -> dict[str, Any]:
     given = {"data": data, "loss_fn": loss, "loss_fn_config": config}
     return {"model_id": model, "seq_id": seq, "forward_backward_input": given}
 
@@ -127,8 +132,9 @@ def sample(session: str, tokens: Sequence[int], max_tokens: int = 8, **more: Any
     }  # fmt: skip
 
 
-def start(store: Path, base: Path, *extra: str, env: dict[str, str] | None = None
-          ) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+def start(
+    store: Path, base: Path, *extra: str, env: dict[str, str] | None = None
+) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     process = subprocess.Popen(
         command(store, base, *extra), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=env or environment(), start_new_session=True,
@@ -149,8 +155,13 @@ def stop(process: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def serving(store: Path, base: Path, *extra: str, env: dict[str, str] | None = None,
-            headers: dict[str, str] | None = None) -> Iterator[Client]:
+def serving(
+    store: Path,
+    base: Path,
+    *extra: str,
+    env: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Iterator[Client]:
     process, ready = start(store, base, *extra, env=env)
     client = Client(ready["url"], headers)
     try:

@@ -57,9 +57,11 @@ def test_what_cannot_start_says_why(tmp_path: Path, base: Path) -> None:
     assert "--port: 70000 is outside 0..65535" in refused(tmp_path, base, "--port", "70000")
     assert "--base: no usable model in" in refused(tmp_path, tmp_path)
     assert "--host: 'no.such.invalid' cannot be resolved" in refused(
-        tmp_path, base, "--host", "no.such.invalid")
+        tmp_path, base, "--host", "no.such.invalid"
+    )
     assert "the variable MTRL_UNSET is not set" in refused(
-        tmp_path, base, "--api-key-env", "MTRL_UNSET")
+        tmp_path, base, "--api-key-env", "MTRL_UNSET"
+    )
     assert "--session-ttl: must be above 0" in refused(tmp_path, base, "--session-ttl", "0")
     assert "--parent-pid: no process 4194303" in refused(tmp_path, base, "--parent-pid", "4194303")
 

@@ -45,7 +45,8 @@ def test_uris_outlive_the_process(tmp_path: Path, base: Path) -> None:
         client.done("optim_step", step(model, 2))
         state = client.done("save_weights", {"model_id": model, "seq_id": 3, "path": "R/a1/s-1"})
         snap = client.done(
-            "save_weights_for_sampler", {"model_id": model, "seq_id": 4, "path": "R/a1/s-1"})
+            "save_weights_for_sampler", {"model_id": model, "seq_id": 4, "path": "R/a1/s-1"}
+        )
         ask = {**sample("", TEXT, params={"seed": 2}), "sampling_session_id": None}
         before = client.done("asample", {**ask, "model_path": snap["path"]})
         old = client.call("asample", {**ask, "model_path": snap["path"]})["request_id"]
@@ -57,13 +58,21 @@ def test_uris_outlive_the_process(tmp_path: Path, base: Path) -> None:
         assert client.done("asample", {**ask, "model_path": snap["path"]}) == before
         session = client.session()
         opened = client.call(
-            "create_sampling_session", {"session_id": session, "model_path": snap["path"]})
+            "create_sampling_session", {"session_id": session, "model_path": snap["path"]}
+        )
         again = client.done(
-            "asample", sample(opened["sampling_session_id"], TEXT, params={"seed": 2}))
+            "asample", sample(opened["sampling_session_id"], TEXT, params={"seed": 2})
+        )
         assert again == before
         info = client.call("weights_info", {"tinker_path": state["path"]})
-        assert info == {"base_model": BASE_MODEL, "is_lora": True, "lora_rank": 4,
-                        "train_unembed": True, "train_mlp": True, "train_attn": True}
+        assert info == {
+            "base_model": BASE_MODEL,
+            "is_lora": True,
+            "lora_rank": 4,
+            "train_unembed": True,
+            "train_mlp": True,
+            "train_attn": True,
+        }
         fresh = client.model(session, rank=4)
         assert fresh != model
         load = {"model_id": fresh, "seq_id": 1, "path": state["path"], "optimizer": True}
@@ -83,8 +92,10 @@ def test_uris_outlive_the_process(tmp_path: Path, base: Path) -> None:
         assert client.http.delete(url.replace("R/a1", "..%2F..")).status_code == 400
         assert len(client.get(f"models/{model}/checkpoints")["checkpoints"]) == 1
         # What the session holds in memory stays; a new session is refused.
-        assert client.done(
-            "asample", sample(opened["sampling_session_id"], TEXT, params={"seed": 2})) == before
+        assert (
+            client.done("asample", sample(opened["sampling_session_id"], TEXT, params={"seed": 2}))
+            == before
+        )
         body = {"session_id": session, "model_path": snap["path"]}
         assert client.refused("create_sampling_session", body)[0] == 404
         assert client.http.get("/api/v1/models/model_x/checkpoints").status_code == 404
@@ -94,12 +105,17 @@ def test_two_processes_on_one_store(tmp_path: Path, base: Path) -> None:
     with serving(tmp_path / "store", base) as one, serving(tmp_path / "store", base) as two:
         a, b = one.model(one.session()), two.model(two.session())
         assert a != b
-        uri = one.done(
-            "save_weights_for_sampler", {"model_id": a, "seq_id": 1, "path": "s"})["path"]
-        two.done("save_weights_for_sampler",
-                 {"model_id": b, "seq_id": 1, "sampling_session_seq_id": 0})
-        ask = {**sample("", TEXT, params={"seed": 2}), "sampling_session_id": None,
-               "model_path": uri}
+        uri = one.done("save_weights_for_sampler", {"model_id": a, "seq_id": 1, "path": "s"})[
+            "path"
+        ]
+        two.done(
+            "save_weights_for_sampler", {"model_id": b, "seq_id": 1, "sampling_session_seq_id": 0}
+        )
+        ask = {
+            **sample("", TEXT, params={"seed": 2}),
+            "sampling_session_id": None,
+            "model_path": uri,
+        }
         assert one.done("asample", ask) == two.done("asample", ask)
         assert len(two.get("training_runs")["training_runs"]) == 2
         assert len(list((tmp_path / "store" / "ephemeral").glob("*.lock"))) == 2

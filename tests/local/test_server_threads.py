@@ -87,8 +87,12 @@ async def test_a_failing_request_or_step_ends_only_what_it_must(
     broken = await ask(thread, spec())
     assert isinstance(broken, Failure)
     assert "not finite" in broken.error
-    gone = Snapshot("x", "tinker://m/sampler_weights/x", "mtrl-tiny",
-                    ref=Ref(new_model_id(), "sampler_weights", "x"))
+    gone = Snapshot(
+        "x",
+        "tinker://m/sampler_weights/x",
+        "mtrl-tiny",
+        ref=Ref(new_model_id(), "sampler_weights", "x"),
+    )
     missing = await ask(thread, spec(), snapshot=gone)
     assert isinstance(missing, Failure)
     assert (missing.category, "not in the store" in missing.error) == ("user", True)

@@ -58,9 +58,7 @@ def test_cross_entropy_falls_below_a_tenth(client: Client, rank: int) -> None:
     model = client.model(client.session(), rank=rank)
     losses = fit(client, model, TEXT, 120)
     assert losses[-1] < losses[0] / 10
-    assert client.counters()["applied"][model] == {
-        "forward_backward": 120, "optim_step": 120
-    }
+    assert client.counters()["applied"][model] == {"forward_backward": 120, "optim_step": 120}
 
 
 def test_two_models_at_once_end_as_each_alone(client: Client) -> None:
@@ -111,15 +109,18 @@ def test_a_call_whose_reply_was_lost_is_applied_once(client: Client) -> None:
     """The client dies after sending; whoever sends the same again gets that call's answer."""
     model = client.model(client.session())
     body = json.dumps(backward(model, 1, [datum(TEXT)])).encode()
-    head = (f"POST /api/v1/forward_backward HTTP/1.1\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n").encode()  # fmt: skip
+    head = (
+        "POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
     url = client.http.base_url
     for _ in range(3):
         with socket.create_connection((url.host, url.port)) as lost:
             lost.sendall(head + body)
     until(lambda: client.counters()["applied"].get(model))
-    response = client.http.post("/api/v1/forward_backward", content=body,
-                                headers={"Content-Type": "application/json"})
+    response = client.http.post(
+        "/api/v1/forward_backward", content=body, headers={"Content-Type": "application/json"}
+    )
     assert "loss_fn_outputs" in client.result(response.json()["request_id"])
     client.done("optim_step", step(model, 2))
     assert client.counters()["applied"][model] == {"forward_backward": 1, "optim_step": 1}
@@ -175,7 +176,8 @@ def test_only_the_first_call_may_load(client: Client) -> None:
     model = client.model(session, 0)
     uri = client.done("save_weights", {"model_id": model, "seq_id": 1, "path": "x"})["path"]
     status, reason = client.refused(
-        "load_weights", {"model_id": model, "seq_id": 2, "path": uri, "optimizer": False})
+        "load_weights", {"model_id": model, "seq_id": 2, "path": uri, "optimizer": False}
+    )
     assert (status, "create a new model" in reason) == (400, True)
     other = client.model(session, 1, rank=8)
     load = {"model_id": other, "seq_id": 1, "path": uri, "optimizer": False}
@@ -200,18 +202,21 @@ def test_names_are_immutable(client: Client) -> None:
     body = {"model_id": model, "seq_id": 2, "path": "a", "overwrite": True}
     assert "error" not in client.done("save_weights", body)
     for name in ("../x", "/x", "a//b", "a/../b", ".hidden", "a/.b", "a b", "a\\b", "x" * 300, "ü"):
-        assert client.refused("save_weights", {"model_id": model, "seq_id": 3, "path": name})[
-            0
-        ] == 400, name
+        assert (
+            client.refused("save_weights", {"model_id": model, "seq_id": 3, "path": name})[0] == 400
+        ), name
 
 
 def test_a_sampler_snapshot_does_not_move(client: Client) -> None:
     session = client.session()
     model = client.model(session)
-    uri = client.done(
-        "save_weights_for_sampler", {"model_id": model, "seq_id": 1, "path": "s0"})["path"]
-    opened = client.call("create_sampling_session", {
-        "session_id": session, "sampling_session_seq_id": 0, "model_path": uri})
+    uri = client.done("save_weights_for_sampler", {"model_id": model, "seq_id": 1, "path": "s0"})[
+        "path"
+    ]
+    opened = client.call(
+        "create_sampling_session",
+        {"session_id": session, "sampling_session_seq_id": 0, "model_path": uri},
+    )
     sampler = opened["sampling_session_id"]
     ask = sample(sampler, TEXT, 4, prompt_logprobs=True, params={"seed": 3})
     before = client.done("asample", ask)
@@ -226,8 +231,9 @@ def test_a_sampler_snapshot_does_not_move(client: Client) -> None:
     assert client.done("asample", ask) == before
     assert client.done("asample", {**there, "model_path": uri}) == before
     # What the sampler says of a prompt is what the trainer says of it.
-    later = client.done("save_weights_for_sampler",
-                        {"model_id": model, "seq_id": 22, "path": "s1"})["path"]
+    later = client.done(
+        "save_weights_for_sampler", {"model_id": model, "seq_id": 22, "path": "s1"}
+    )["path"]
     scored = client.done("asample", {**there, "model_path": later})["prompt_logprobs"]
     assert scored[0] is None
     trained = logprobs(client, model, 23, TEXT)

@@ -107,7 +107,8 @@ def test_loss_names_and_settings(client: Client, model: str) -> None:
         ("ppo", {"clip_low_threshold": 2.0, "clip_high_threshold": 1.0}, "2 is above"),
     ):
         status, said = client.refused(
-            "forward_backward", backward(model, 1, [altered()], loss, config))
+            "forward_backward", backward(model, 1, [altered()], loss, config)
+        )
         assert (status, reason in said) == (422, True), said
 
 
@@ -132,7 +133,8 @@ def test_inputs(client: Client, model: str) -> None:
     assert client.refused("forward_backward", backward(model, 0, [made]))[0] == 400
     assert client.refused("forward_backward", backward("model_x", 1, [made]))[0] == 404
     assert client.refused("forward_backward", {**backward(model, 1, [made]), "seq_id": "1"})[0] == (
-        400)
+        400
+    )
 
 
 def test_adam(client: Client, model: str) -> None:
@@ -160,9 +162,7 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize(("params", "reason"), SAMPLES)
-def test_sampling_params(
-    client: Client, sampler: str, params: dict[str, Any], reason: str
-) -> None:
+def test_sampling_params(client: Client, sampler: str, params: dict[str, Any], reason: str) -> None:
     status, said = client.refused("asample", sample(sampler, TOKENS, params=params))
     assert (status, reason in said) == (400, True), said
 
@@ -202,7 +202,8 @@ def test_models(client: Client) -> None:
 def test_bodies(client: Client) -> None:
     def post(content: bytes, kind: str = "application/json") -> tuple[int, str]:
         response = client.http.post(
-            "/api/v1/session_heartbeat", content=content, headers={"Content-Type": kind})
+            "/api/v1/session_heartbeat", content=content, headers={"Content-Type": kind}
+        )
         return response.status_code, response.json()["detail"]
 
     assert post(b"{")[0] == 400
@@ -229,8 +230,14 @@ def test_a_refused_call_does_not_use_its_number(client: Client) -> None:
 def test_the_api_key(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     env = environment(MTRL_TEST_KEY="tml-right")
-    with serving(tmp_path / "s", base, "--api-key-env", "MTRL_TEST_KEY", env=env,
-                 headers={"X-API-Key": "tml-right"}) as client:
+    with serving(
+        tmp_path / "s",
+        base,
+        "--api-key-env",
+        "MTRL_TEST_KEY",
+        env=env,
+        headers={"X-API-Key": "tml-right"},
+    ) as client:
         client.session()
         for headers in ({}, {"X-API-Key": "tml-wrong"}):
             other = Client(str(client.http.base_url), headers)
@@ -243,7 +250,8 @@ def test_the_api_key(tmp_path: Path) -> None:
 
 async def test_a_torn_request_does_not_disturb_the_server(client: Client) -> None:
     url = client.http.base_url
-    for sent in (b"POST /api/v1/asample HTTP/1.1\r\nContent-Length: 100\r\n\r\n{", b"\0\0\r\n\r\n"):
+    head = b"POST /api/v1/asample HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    for sent in (head + b"Content-Length: 100\r\n\r\n{", b"\0\0\r\n\r\n"):
         _, writer = await asyncio.open_connection(url.host, url.port)
         writer.write(sent)
         await writer.drain()
