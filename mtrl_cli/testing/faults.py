@@ -6,12 +6,45 @@ executed call and one to a call that never ran look the same to the client, and 
 server's own count tells them apart.
 """
 
+import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["drop", "delay", "status", "cut", "twice", "hang", "body", "fail"]
+Kind = Literal["drop", "delay", "status", "cut", "twice", "hang", "body", "fail", "hold"]
+
+
+class Gate:
+    """Holds requests until a test opens it, from whatever thread."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self.arrived = 0
+        """How many requests came to it."""
+
+    def open(self) -> None:
+        self._open.set()
+
+    def wait_for(self, arrivals: int, seconds: float = 30.0) -> None:
+        """Wait until so many requests have come.
+
+        Raises:
+            TimeoutError: they did not.
+        """
+        deadline = time.monotonic() + seconds
+        while self.arrived < arrivals:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.arrived} of {arrivals} requests came to the gate")
+            time.sleep(0.01)
+
+    async def passed(self) -> None:
+        """For the server: arrive, and go on when it is open."""
+        self.arrived += 1
+        while not self._open.is_set():  # noqa: ASYNC110 - opened from another thread
+            await asyncio.sleep(0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +58,7 @@ class Fault:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     error: Mapping[str, Any] = field(default_factory=dict)
+    gate: Gate | None = None
 
 
 def drop_reply() -> Fault:
@@ -75,6 +109,11 @@ def twice() -> Fault:
 def hang(*, executes: bool = True) -> Fault:
     """Never answer; the connection stays open until the client or the server closes it."""
     return Fault("hang", executes=executes)
+
+
+def hold(gate: Gate, *, executes: bool = True) -> Fault:
+    """No fault at all, but held at ``gate``: the reply, or the request before it is executed."""
+    return Fault("hold", executes=executes, gate=gate)
 
 
 def fail(message: str, category: str | None = None, *, applied: bool = False) -> Fault:
