@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
-from mtrl_cli.config.schema import Experiment
+from mtrl_cli.config.schema import Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.openenv import OpenEnvFactory
-from mtrl_cli.errors import UsageError
+from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
     Chat,
@@ -29,6 +29,7 @@ from mtrl_cli.rollout.ports import (
     TemplateNotAppendOnly,
 )
 from mtrl_cli.rollout.resources import RolloutResources
+from mtrl_cli.runs.processes import process_facts
 from mtrl_cli.servers.connect import embedded_for, service_for
 from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
@@ -101,6 +102,17 @@ def notices() -> list[str]:
     return [] if conflict is None else [conflict]
 
 
+def running_service(server: ServerConfig) -> TrainingService:
+    """The client of a server that runs without us, not connected.
+
+    Raises:
+        MtrlError: the configuration names no running server.
+    """
+    if embedded_for(server) is not None:
+        raise MtrlError("server.base_url: missing; the embedded server ended with the run")
+    return service_for(server)
+
+
 def harness_factory(task: Task) -> HarnessFactory | None:
     """The factory of a task that brings harnesses: the task itself, when it lends them."""
     return cast(HarnessFactory, task) if callable(getattr(task, "lender", None)) else None
@@ -130,7 +142,13 @@ def _process(server: EmbeddedServer) -> Lender[EmbeddedServer]:
         place=socket.gethostname(),
         identify=lambda server: server.pid,
         remedy=lambda pid: f"kill {pid}",
+        facts=_process_facts,
     )
+
+
+def _process_facts(server: EmbeddedServer) -> dict[str, Any]:
+    known = {} if server.pid is None else process_facts(server.pid)
+    return {**known, "url": server.url}
 
 
 def _connection(service: TrainingService) -> Lender[TrainingService]:

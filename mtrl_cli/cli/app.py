@@ -33,6 +33,9 @@ ConfigDirs = Annotated[
     list[Path] | None,
     typer.Option("--config-dir", metavar="DIR", help="Search this folder for YAML files first."),
 ]
+RunsDir = Annotated[
+    Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of the run folders (run.dir).")
+]
 
 
 def _version(asked: bool) -> None:
@@ -122,3 +125,50 @@ def serve(
 
     with told_in_one_line(debug=debug):
         run_server(host, port, store, api_key_env)
+
+
+@app.command()
+def runs(
+    runs_dir: RunsDir = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List the runs, the newest first.
+
+    A run whose process is gone is shown as lost.
+    """
+    from mtrl_cli.cli.runs import show_runs
+
+    with told_in_one_line(debug=debug):
+        raise typer.Exit(show_runs(runs_dir, as_json=as_json))
+
+
+@app.command()
+def cancel(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Its id, a prefix or the tail of it, or last.")
+    ],
+    now: Annotated[
+        bool, typer.Option("--now", help="Drop what is in flight, return what is held.")
+    ] = False,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="End its process at once, then return what it held.")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for its end.")
+    ] = 90.0,
+    runs_dir: RunsDir = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """End a run, and say what is left of it.
+
+    A running one drains: issued work settles, what was learned is published and committed.
+    Of a run that died, what it held is returned. Repeating is harmless.
+    """
+    from mtrl_cli.cli.cancel import cancel_run
+    from mtrl_cli.runs.control import Ask
+
+    ask = Ask.KILL if kill else Ask.STOP if now else Ask.DRAIN
+    with told_in_one_line(debug=debug) as teller:
+        raise typer.Exit(cancel_run(run, ask, wait, runs_dir, teller, as_json=as_json))

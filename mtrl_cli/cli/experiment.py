@@ -72,10 +72,14 @@ def _run(asked: Asked, composed: Composed, teller: Teller) -> int:
     if asked.trains:
         from mtrl_cli.training.run import train
 
-        return session.run(partial(train, experiment, composed.yaml))
+        work = partial(train, experiment, composed.yaml, redact=composed.redact)
+        return session.run(work)
     from mtrl_cli.training.play import play
 
-    return session.run(partial(play, experiment, composed.yaml, groups=asked.groups or 1))
+    groups = asked.groups or 1
+    return session.run(
+        partial(play, experiment, composed.yaml, groups=groups, redact=composed.redact)
+    )
 
 
 def _display_plan(asked: Asked, experiment: Experiment) -> DisplayPlan:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mtrl_cli.errors import MtrlError, UsageError
+from mtrl_cli.runs.places import default_store
 
 
 def serve(host: str, port: int, store: Path | None, api_key_env: str | None) -> NoReturn:
@@ -19,8 +20,6 @@ def serve(host: str, port: int, store: Path | None, api_key_env: str | None) -> 
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise UsageError(f"environment variable {api_key_env} is not set (--api-key-env)")
     _require_free(host, port)
-    from mtrl_cli.servers.launch import default_store
-
     arguments = ["--store", str(store or default_store()), "--host", host, "--port", str(port)]
     if api_key_env is not None:
         arguments += ["--api-key-env", api_key_env]

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from mtrl_cli.cli.failures import FAILED, Teller
-from mtrl_cli.cli.signals import Signals
+from mtrl_cli.cli.signals import INTERRUPTED, Signals
 from mtrl_cli.display.presenter import TICK, Presenter, presenter
 from mtrl_cli.display.state import DisplayPlan, Stopping
 from mtrl_cli.display.terminal import Screen
@@ -17,7 +17,7 @@ from mtrl_cli.rollout.events import Observer
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.training.events import RunFinished
 
-FINISHED, QUARANTINED, INTERRUPTED = 0, 5, 130
+FINISHED, QUARANTINED = 0, 5
 
 LINGER = 3.0
 """Seconds that threads may keep the process alive after the run has ended and said so."""
@@ -62,7 +62,7 @@ class Session:
         return code
 
     async def _watched(self, work: Work) -> RunFinished:
-        stop = StopRequest()
+        stop = StopRequest(self._signals.abort)
         with self._signals.handled(stop):
             screen = asyncio.create_task(self._draw(stop))
             try:
@@ -117,7 +117,8 @@ class Session:
         return QUARANTINED if finished.quarantined else FINISHED
 
     def _last_words(self) -> str:
-        """What an abort says. Called from a signal handler: nothing here may wait or draw."""
+        """What an abort says. Called from a signal handler or a thread: nothing here may wait or
+        draw."""
         state = self._presenter.state
         counted = ", ".join(f"{kind} {n}" for kind, n in sorted(state.borrowed_by_kind().items()))
         told = f"aborted: {len(state.groups)} groups in flight dropped"

@@ -15,12 +15,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from mtrl_cli.runs.stop import Stage, StopRequest
 
 DEBOUNCE = 0.2
 """Seconds within which a second signal counts as the same: `uv run` and others deliver twice."""
+
+INTERRUPTED = 128 + signal.SIGINT
 
 _CAUSES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "terminal closed"}
 
@@ -77,7 +79,7 @@ class Signals:
         if self._first is None:
             self._first = number
         if self._count > Stage.STOP:
-            self._abort(number)
+            self.abort(128 + number)
         assert self._stop is not None
         self._stop.request(Stage(self._count))
 
@@ -86,13 +88,21 @@ class Signals:
         if self._count == 0:
             self._request(number, frame)
 
-    def _abort(self, number: int) -> None:
-        text = self._last_words().encode("utf-8", "replace") + b"\n"
+    def abort(self, code: int = INTERRUPTED) -> NoReturn:
+        """Restore the terminal, say the last words, end the process. Works from any thread."""
+        text = self._report().encode("utf-8", "replace") + b"\n"
         restore = _SHOW_CURSOR if os.isatty(1) else b""
         for descriptor, told in ((1, restore), (2, text)):
             with contextlib.suppress(OSError):
                 os.write(descriptor, told)
-        os._exit(128 + number)
+        os._exit(code)
+
+    def _report(self) -> str:
+        """The last words, which a thread may find in the middle of a change."""
+        for _ in range(3):
+            with contextlib.suppress(RuntimeError):
+                return self._last_words()
+        return "aborted"
 
 
 def _suspend(number: int, frame: FrameType | None) -> None:

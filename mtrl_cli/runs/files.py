@@ -7,7 +7,7 @@ last line, left by a kill in the middle of a write, is cut off when the file is 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,17 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+def redacted(node: Any, redact: Callable[[str], str]) -> Any:
+    """A copy of a JSON value with every text in it passed through ``redact``."""
+    if isinstance(node, str):
+        return redact(node)
+    if isinstance(node, Mapping):
+        return {key: redacted(value, redact) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [redacted(value, redact) for value in node]
+    return node
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -7,16 +7,17 @@ The folder's layout is described in docs/run-folder.md.
 import json
 import os
 import secrets
-import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.runs.files import RecordFile, write_document
+from mtrl_cli.runs.control import beat
+from mtrl_cli.runs.files import RecordFile, redacted, write_document
 from mtrl_cli.runs.ledger import Ledger
+from mtrl_cli.runs.processes import process_facts
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+Redact = Callable[[str], str]
 
 
 def new_run_id() -> str:
@@ -27,27 +28,38 @@ def new_run_id() -> str:
 class RunFolder:
     """The folder of one run, and the files that a run appends to."""
 
-    def __init__(self, path: Path, state: dict[str, Any]) -> None:
+    def __init__(self, path: Path, state: dict[str, Any], redact: Redact = str) -> None:
         self.path = path
         self._state = state
-        self.ledger = Ledger(path / "ledger.jsonl")
+        self._redact = redact
+        self._borrows: Callable[[], Mapping[str, Any]] | None = None
+        self.ledger = Ledger(path / "ledger.jsonl", redact)
         self.groups = RecordFile(path / "groups.jsonl")
         self.commits = RecordFile(path / "commits.jsonl")
         self.metrics = RecordFile(path / "metrics.jsonl")
         self._write()
 
     @classmethod
-    def create(cls, parent: Path, experiment: str, kind: str, config_yaml: str) -> "RunFolder":
+    def create(
+        cls,
+        parent: Path,
+        experiment: str,
+        kind: str,
+        config_yaml: str,
+        redact: Redact = str,
+    ) -> "RunFolder":
         """Create the folder of a new run under ``parent``, and point ``latest`` at it.
 
-        ``config_yaml`` is the composed experiment with its secrets masked.
+        ``config_yaml`` is the composed experiment with its secrets masked; ``redact`` takes
+        secrets out of what the run writes later, wherever the configuration copied them.
         """
         run = new_run_id()
         path = parent / run
         path.mkdir(parents=True, mode=0o700)
         write_document(path / "config.yaml", config_yaml)
         (path / "trajectories").mkdir(mode=0o700)
-        folder = cls(path, _first_state(run, experiment, kind))
+        beat(path)
+        folder = cls(path, _first_state(run, experiment, kind), redact)
         _point_latest(parent, run)
         return folder
 
@@ -58,6 +70,10 @@ class RunFolder:
     @property
     def attempt(self) -> int:
         return int(self._state["attempt"])
+
+    def count_borrows(self, count: Callable[[], Mapping[str, Any]]) -> None:
+        """Record what ``count`` says of the borrows whenever ``run.json`` is written."""
+        self._borrows = count
 
     def update(self, **facts: Any) -> None:
         """Change facts of ``run.json``."""
@@ -75,7 +91,10 @@ class RunFolder:
             file.close()
 
     def _write(self) -> None:
-        write_document(self.path / "run.json", json.dumps(self._state, indent=2) + "\n")
+        if self._borrows is not None:
+            self._state["borrows"] = dict(self._borrows())
+        text = json.dumps(redacted(self._state, self._redact), indent=2)
+        write_document(self.path / "run.json", text + "\n")
 
 
 def _first_state(run: str, experiment: str, kind: str) -> dict[str, Any]:
@@ -86,23 +105,13 @@ def _first_state(run: str, experiment: str, kind: str) -> dict[str, Any]:
         "status": "running",
         "reason": None,
         "attempt": 1,
-        "host": socket.gethostname(),
-        "boot": _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None,
-        "pid": os.getpid(),
-        "pid_start": _process_start(),
+        **process_facts(os.getpid()),
         "created": round(time.time(), 3),
         "ended": None,
         "policy": None,
         "evaluation": {},
+        "borrows": {"held": 0, "quarantined": []},
     }
-
-
-def _process_start() -> int | None:
-    """Field 22 of /proc/self/stat: with the pid, it names this process and no later one."""
-    stat = Path("/proc/self/stat")
-    if not stat.exists():
-        return None
-    return int(stat.read_text().rpartition(")")[2].split()[19])
 
 
 def _point_latest(parent: Path, run: str) -> None:

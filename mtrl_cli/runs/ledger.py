@@ -12,12 +12,12 @@ whoever reads the ledger after a kill knows more than the run did. Borrows are f
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.runs.files import RecordFile, read_records
+from mtrl_cli.runs.files import RecordFile, read_records, redacted
 
 CALL_OUTCOMES = ("done", "refused", "unknown")
 BORROW_ENDS = ("released", "quarantined")
@@ -39,19 +39,31 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The writing side, owned by the run."""
+    """The writing side: of the run, and of what settles it after its process is gone.
 
-    def __init__(self, path: Path) -> None:
+    ``redact`` takes secrets out of the texts that are recorded.
+    """
+
+    def __init__(self, path: Path, redact: Callable[[str], str] = str) -> None:
         self._file = RecordFile(path)
+        self._redact = redact
 
     def call(self, key: str, state: str, **facts: Any) -> None:
-        self._file.append(_line("call", key, state, facts), durable=True)
+        self._append("call", key, state, facts, durable=True)
 
     def borrow(self, key: str, state: str, **facts: Any) -> None:
-        self._file.append(_line("borrow", key, state, facts))
+        self._append("borrow", key, state, facts)
 
     def close(self) -> None:
         self._file.close()
+
+    def _append(
+        self, entry: str, key: str, state: str, facts: dict[str, Any], *, durable: bool = False
+    ) -> None:
+        told = redacted(facts, self._redact)
+        now = round(time.time(), 3)
+        line = {"entry": entry, "key": key, "state": state, "time": now, **told}
+        self._file.append(line, durable=durable)
 
 
 def read_ledger(path: Path) -> Iterator[LedgerEntry]:
@@ -63,7 +75,3 @@ def read_ledger(path: Path) -> Iterator[LedgerEntry]:
         state, entry = line.pop("state"), line.pop("entry")
         entries[key] = LedgerEntry(key, entry, state, {**known, **line})
     yield from entries.values()
-
-
-def _line(entry: str, key: str, state: str, facts: dict[str, Any]) -> dict[str, Any]:
-    return {"entry": entry, "key": key, "state": state, "time": round(time.time(), 3), **facts}

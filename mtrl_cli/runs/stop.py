@@ -1,7 +1,12 @@
 """The request to stop a run, and how far it goes. It only ever rises."""
 
 import asyncio
+import contextlib
+import os
+from collections.abc import Callable
 from enum import IntEnum
+
+_INTERRUPTED = 130
 
 
 class Stage(IntEnum):
@@ -12,13 +17,23 @@ class Stage(IntEnum):
     """Cancel, release, publish nothing."""
 
 
-class StopRequest:
-    """Made inside the event loop that it stops; `request` may be called from anywhere."""
+def _leave() -> None:
+    os._exit(_INTERRUPTED)
 
-    def __init__(self) -> None:
+
+class StopRequest:
+    """Made inside the event loop that it stops; the rest may be called from anywhere.
+
+    Args:
+        abort: ends the process at once, after what it has to say; it must not return.
+    """
+
+    def __init__(self, abort: Callable[[], None] = _leave) -> None:
         self._loop = asyncio.get_running_loop()
         self._stage = Stage.RUN
         self._reached = {stage: asyncio.Event() for stage in (Stage.DRAIN, Stage.STOP)}
+        self.abort = abort
+        """The last resort: settle nothing, end the process. Works with a blocked event loop."""
 
     @property
     def stage(self) -> Stage:
@@ -30,7 +45,8 @@ class StopRequest:
 
     def request(self, stage: Stage) -> None:
         """Raise the stage; safe from a signal handler and from any thread."""
-        self._loop.call_soon_threadsafe(self._raise_to, stage)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to stop
+            self._loop.call_soon_threadsafe(self._raise_to, stage)
 
     async def reached(self, stage: Stage) -> None:
         """Return once ``stage`` has been reached."""

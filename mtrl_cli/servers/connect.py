@@ -5,8 +5,9 @@ from urllib.parse import urlsplit
 
 from mtrl_cli.config.schema import ServerConfig, ServerKind
 from mtrl_cli.errors import UsageError
+from mtrl_cli.runs.places import default_store
 from mtrl_cli.servers.interface import Capabilities
-from mtrl_cli.servers.launch import EmbeddedServer, default_store
+from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.servers.tinker import TinkerService
 from mtrl_cli.servers.transport import Address
 

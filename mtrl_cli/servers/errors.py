@@ -58,11 +58,17 @@ class Refused(ServerError):  # noqa: N818 - an outcome
     """The call was surely not executed. ``transient``: the same call may succeed later."""
 
     def __init__(
-        self, message: str, *, transient: bool = False, retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        transient: bool = False,
+        retry_after: float | None = None,
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.transient = transient
         self.retry_after = retry_after
+        self.status = status
 
 
 class AuthError(Refused):

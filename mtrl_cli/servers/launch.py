@@ -32,15 +32,6 @@ _KEY_VARIABLE = "MTRL_EMBEDDED_KEY"
 _TERM_SECONDS = 5.0
 
 
-def default_store() -> Path:
-    """The user's folder of weights: ``$MTRL_HOME/store``, or below the XDG data folder."""
-    home = os.environ.get("MTRL_HOME")
-    if home:
-        return Path(home).expanduser() / "store"
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "mtrl" / "store"
-
-
 class EmbeddedServer:
     """One embedded server on a free loopback port.
 

@@ -145,6 +145,7 @@ class Training:
             f"{_name(call)} was not executed by {where}: {verdict.says}",
             transient=verdict.outcome == "transient",
             retry_after=verdict.retry_after,
+            status=verdict.status,
         )
 
     def _unknown(self, call: Call[Any], says: str, request: str | None = None) -> Unknown:

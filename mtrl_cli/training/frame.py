@@ -21,7 +21,8 @@ from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.resources import RolloutResources
-from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.control import Ask, RunControl
+from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
 from mtrl_cli.training.events import Evaluated, Notice, PhaseStarted, RunFinished, RunStarted
@@ -53,12 +54,17 @@ class Frame:
         config_yaml: str,
         observer: Observer,
         stop: StopRequest,
+        redact: Redact = str,
     ) -> None:
         self.experiment = experiment
         self.trains = kind == "train"
         self.plan = TrainingPlan(experiment)
-        self.folder = RunFolder.create(Path(experiment.run.dir), experiment.name, kind, config_yaml)
+        self.folder = RunFolder.create(
+            Path(experiment.run.dir), experiment.name, kind, config_yaml, redact
+        )
         self.resources = RolloutResources(self.folder.ledger, observer=observer)
+        self.folder.count_borrows(self._borrows)
+        self.control = RunControl(self.folder.path, self.folder.attempt, self._told)
         self.observer = observer
         self.stop = stop
         self.outcome = Outcome()
@@ -71,6 +77,7 @@ class Frame:
         """
         status = "failed"
         reason: str | None = None
+        self.control.start()
         try:
             await self._settled(self._with_parts(work))
             status = "finished"
@@ -125,6 +132,7 @@ class Frame:
         return result
 
     def announce(self, parts: Parts, steps: int) -> None:
+        self.folder.update(steps=steps)
         self.observer(
             RunStarted(
                 run=self.folder.id,
@@ -184,10 +192,24 @@ class Frame:
         return None if task.cancelled() else task.result()
 
     async def _end(self, status: str, reason: str | None) -> None:
-        left = await self.resources.close()
-        quarantined = [borrow.describe() for borrow in left]
-        self.folder.update(borrows={"held": 0, "quarantined": quarantined})
+        await self.resources.close()
         self.folder.end(status, reason)
+        self.control.close()
+
+    def _borrows(self) -> dict[str, Any]:
+        """What is not returned, for ``run.json``."""
+        quarantined = self.resources.quarantined
+        return {
+            "held": len(self.resources.live) - len(quarantined),
+            "quarantined": [borrow.describe() for borrow in quarantined],
+        }
+
+    def _told(self, ask: Ask) -> None:
+        """A request from outside, in the control's thread: the event loop may be blocked."""
+        if ask is Ask.KILL:
+            self.stop.abort()
+        else:
+            self.stop.request(Stage(ask))
 
     def _finished(self, status: str, reason: str | None) -> RunFinished:
         outcome, totals = self.outcome, self.outcome.totals

@@ -10,6 +10,7 @@ from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.ports import Task
+from mtrl_cli.runs.folder import Redact
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.training.evaluation import first_failure
@@ -24,6 +25,7 @@ async def play(
     groups: int,
     observer: Observer,
     stop: StopRequest,
+    redact: Redact = str,
 ) -> RunFinished:
     """Play ``groups`` groups of the experiment's task under ``experiment.policy``, or under the
     base model where it is None, and write their trajectories.
@@ -32,7 +34,7 @@ async def play(
         MtrlError: the run failed, or not one group could be played; the text is one line.
     """
     await check_experiment(experiment)
-    frame = Frame(experiment, "rollout", config_yaml, observer, stop)
+    frame = Frame(experiment, "rollout", config_yaml, observer, stop, redact)
 
     async def work(parts: Parts) -> None:
         frame.announce(parts, 0)

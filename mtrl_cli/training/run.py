@@ -4,6 +4,7 @@ from mtrl_cli.assembly import Parts, check_experiment
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
+from mtrl_cli.runs.folder import Redact
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.training.events import RunFinished
 from mtrl_cli.training.frame import Frame
@@ -12,17 +13,23 @@ from mtrl_cli.training.operations import Operations
 
 
 async def train(
-    experiment: Experiment, config_yaml: str, *, observer: Observer, stop: StopRequest
+    experiment: Experiment,
+    config_yaml: str,
+    *,
+    observer: Observer,
+    stop: StopRequest,
+    redact: Redact = str,
 ) -> RunFinished:
     """Train the experiment's policy.
 
-    ``config_yaml`` is the composed experiment with secrets masked, for the run's folder.
+    ``config_yaml`` is the composed experiment with secrets masked, for the run's folder;
+    ``redact`` keeps secrets out of what else is written there.
 
     Raises:
         MtrlError: the run failed; the text is one line.
     """
     await check_experiment(experiment)
-    frame = Frame(experiment, "train", config_yaml, observer, stop)
+    frame = Frame(experiment, "train", config_yaml, observer, stop, redact)
 
     async def work(parts: Parts) -> None:
         frame.announce(parts, frame.plan.steps)

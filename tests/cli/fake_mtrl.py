@@ -106,11 +106,13 @@ async def _run(observer: Any, stop: Any) -> Any:
     return _finished("finished")
 
 
-async def train(experiment: Any, config_yaml: str, *, observer: Any, stop: Any) -> Any:
+async def train(experiment: Any, config_yaml: str, *, observer: Any, stop: Any, **_: Any) -> Any:
     return await _run(observer, stop)
 
 
-async def play(experiment: Any, config_yaml: str, *, groups: int, observer: Any, stop: Any) -> Any:
+async def play(
+    experiment: Any, config_yaml: str, *, groups: int, observer: Any, stop: Any, **_: Any
+) -> Any:
     observer(RunStarted(RUN, FOLDER, "blackjack", 0, "local", {}))
     observer(PhaseStarted("sampling"))
     for group in range(groups):

@@ -10,10 +10,11 @@ import pytest
 
 from mtrl_cli.config.schema import ServerConfig, ServerKind
 from mtrl_cli.errors import UsageError
+from mtrl_cli.runs.places import default_store
 from mtrl_cli.servers import launch
 from mtrl_cli.servers.connect import embedded_for, service_for
 from mtrl_cli.servers.errors import ServerError
-from mtrl_cli.servers.launch import EmbeddedServer, default_store
+from mtrl_cli.servers.launch import EmbeddedServer
 
 from .calls import turn
 

@@ -1,0 +1,113 @@
+"""``mtrl cancel``: end a run, or settle one that has ended or died, and say what is left."""
+
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtrl_cli.cli.failures import Teller
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless
+from mtrl_cli.runs.cancel import Cancelled, cancel
+from mtrl_cli.runs.control import Ask, requested
+from mtrl_cli.runs.registry import NoSuchRun, find_run
+
+if TYPE_CHECKING:
+    from mtrl_cli.runs.reap import Reaped
+
+ENDED, NO_SUCH_RUN, STILL_RUNNING, QUARANTINED, INTERRUPTED = 0, 3, 4, 5, 130
+
+_ASKED = {Ask.DRAIN: "drain", Ask.STOP: "stop now", Ask.KILL: "abort"}
+
+
+def cancel_run(
+    asked: str, ask: Ask, wait: float, runs: Path, teller: Teller, *, as_json: bool
+) -> int:
+    """Cancel the run that ``asked`` names; the exit code."""
+    try:
+        run = find_run(runs, asked)
+    except NoSuchRun as error:
+        teller.tell(error)
+        return NO_SUCH_RUN
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome = cancel(run, ask, wait, _settle)
+    except KeyboardInterrupt:
+        given = requested(run.path, run.attempt)
+        told = f"{run.id}: no longer waiting"
+        told += f"; its request to {_ASKED[given]} stays" if given else "; nothing was asked"
+        Screen(sys.stderr).line(harmless(told))
+        return INTERRUPTED
+    told = "; ".join(_said(outcome, wait, runs))
+    Screen(sys.stderr if as_json else sys.stdout).line(harmless(told))
+    if as_json:
+        Screen(sys.stdout).line(_object(outcome))
+    return _code(outcome)
+
+
+def _settle(run: Path) -> "Reaped":
+    from mtrl_cli.training.reaping import settle
+
+    return settle(run)
+
+
+def _code(outcome: Cancelled) -> int:
+    if outcome.now == "running":
+        return STILL_RUNNING
+    return QUARANTINED if outcome.left else ENDED
+
+
+def _object(outcome: Cancelled) -> str:
+    reaped = outcome.reaped
+    facts = {
+        "run_id": outcome.run.id,
+        "was": outcome.was,
+        "asked": outcome.asked.word,
+        "now": outcome.now,
+        "left": list(outcome.left),
+        "returned": list(reaped.returned) if reaped else [],
+        "unknown_calls": list(reaped.unknown_calls) if reaped else [],
+    }
+    return json.dumps(facts)
+
+
+def _said(outcome: Cancelled, wait: float, runs: Path) -> Iterator[str]:
+    """What it was, what was asked, what it is now, what is left."""
+    run, reaped = outcome.run, outcome.reaped
+    reason = run.state.get("reason")
+    if outcome.now == "running":
+        yield f"{run.id} is still running after {wait:g} s, asked to {_ASKED[outcome.asked]}"
+        yield _further(outcome, runs)
+        return
+    if outcome.was == "running":
+        yield f"{run.id} was running, asked to {_ASKED[outcome.asked]}"
+        yield f"now {outcome.now}" + (f" ({reason})" if reason else "")
+    elif outcome.was == "lost" and reaped is not None:
+        yield f"{run.id} was not running any more ({reason})"
+        yield "now lost"
+    else:
+        yield f"{run.id} has already ended: {outcome.now}"
+    if reaped is not None:
+        if reaped.returned:
+            yield f"returned: {', '.join(reaped.returned)}"
+        if reaped.unknown_calls:
+            yield f"may have been executed: {', '.join(reaped.unknown_calls)}"
+    if outcome.left:
+        yield f"LEFT: {', '.join(outcome.left)}"
+    elif outcome.was == "running" or reaped is not None:
+        yield "nothing is left"
+
+
+def _further(outcome: Cancelled, runs: Path) -> str:
+    """What goes further than what was asked."""
+    folder = "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"
+    again = f"mtrl cancel {outcome.run.id}{folder}"
+    if outcome.asked is Ask.DRAIN:
+        return f"{again} --now drops what is in flight, --kill ends it at once"
+    if outcome.asked is Ask.STOP:
+        return f"{again} --kill ends it at once"
+    state = outcome.run.state
+    return f"kill -9 {state.get('pid')} on {state.get('host')} ends it, {again} then settles it"

@@ -1,0 +1,98 @@
+"""``mtrl runs``: the runs under a folder, the newest first."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless, reward, short_age
+from mtrl_cli.runs.registry import RunRecord, list_runs
+
+_HEADS = ("run", "experiment", "status", "step", "age", "evaluation", "quarantined")
+_LONGEST = 32
+
+
+def show_runs(runs: Path, *, as_json: bool) -> int:
+    """Print the runs; the exit code."""
+    found = list_runs(runs)
+    now = time.time()
+    if as_json:
+        facts = [_facts(run, now) for run in found]
+        Screen(sys.stdout).line(json.dumps(facts, indent=2))
+    elif not found:
+        Screen(sys.stderr).line(harmless(f"no runs in {runs} (see --runs-dir)"))
+    else:
+        _print_table([_HEADS, *(_row(run, now) for run in found)])
+        _hint([run.id for run in found if run.status == "lost" and "reaped" not in run.state])
+    return 0
+
+
+def _facts(run: RunRecord, now: float) -> dict[str, Any]:
+    state = run.state
+    return {
+        "run_id": run.id,
+        "experiment": state.get("experiment"),
+        "kind": state.get("kind"),
+        "status": run.status,
+        "reason": state.get("reason"),
+        "attempt": state.get("attempt"),
+        "step": state.get("step", 0),
+        "steps": state.get("steps"),
+        "created": state.get("created"),
+        "ended": state.get("ended"),
+        "age": _age(state, now),
+        "policy": state.get("policy"),
+        "evaluation": state.get("evaluation", {}),
+        "held": run.held,
+        "quarantined": len(run.quarantined),
+        "folder": str(run.path),
+    }
+
+
+def _age(state: Mapping[str, Any], now: float) -> float | None:
+    created = state.get("created")
+    return round(max(now - created, 0.0), 1) if isinstance(created, int | float) else None
+
+
+def _row(run: RunRecord, now: float) -> tuple[str, ...]:
+    state, age = run.state, _age(run.state, now)
+    step, steps = state.get("step", 0), state.get("steps")
+    return (
+        harmless(run.id),
+        harmless(str(state.get("experiment", "-")), _LONGEST),
+        harmless(run.status, _LONGEST),
+        f"{step}/{steps}" if steps else "-" if state.get("kind") == "rollout" else f"{step}",
+        "-" if age is None else short_age(age),
+        _evaluation(state.get("evaluation")),
+        str(len(run.quarantined) or "-"),
+    )
+
+
+def _evaluation(evaluation: Any) -> str:
+    """The means before and after training, as far as there are any."""
+    if not isinstance(evaluation, dict):
+        return "-"
+    means = [
+        reward(figures.get("mean"))
+        for when in ("before", "after")
+        if isinstance(figures := evaluation.get(when), dict)
+    ]
+    return " → ".join(means) or "-"
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    screen = Screen(sys.stdout)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        screen.line("  ".join(cells).rstrip())
+
+
+def _hint(lost: Sequence[str]) -> None:
+    if lost:
+        many = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        told = f"what a lost run held is returned by: mtrl cancel {lost[0]}{many}"
+        Screen(sys.stderr).line(harmless(told))

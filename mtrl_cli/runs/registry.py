@@ -1,0 +1,126 @@
+"""The runs under a folder: listed, and found by what a person types.
+
+A run is a folder that holds a ``run.json``. Names are only compared with what the folder lists,
+and symbolic links are not followed, so no name leads out of it. The one exception is ``latest``,
+whose target must be such a name again.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.runs.liveness import lives
+
+_SHOWN = 5
+
+
+class NoSuchRun(MtrlError):  # noqa: N818 - what was asked for is not there
+    """No run goes by that name, or more than one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run as its folder tells it."""
+
+    path: Path
+    state: Mapping[str, Any]
+    """``run.json``; empty when it cannot be read."""
+    status: str
+    """As recorded, but ``lost`` for a run whose process is gone, and ``unreadable``."""
+    alive: bool
+    """Whether its process is there. It may be for a moment after the run has ended."""
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def attempt(self) -> int:
+        return int(self.state.get("attempt", 1))
+
+    @property
+    def held(self) -> int:
+        return int(self._borrows().get("held", 0))
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        return tuple(map(str, self._borrows().get("quarantined", ())))
+
+    def _borrows(self) -> Mapping[str, Any]:
+        borrows = self.state.get("borrows")
+        return borrows if isinstance(borrows, dict) else {}
+
+
+def read_run(path: Path) -> RunRecord:
+    """The run in this folder, as it stands now."""
+    try:
+        state = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        state = None
+    if not isinstance(state, dict) or not isinstance(state.get("status"), str):
+        return RunRecord(path, {}, "unreadable", alive=False)
+    alive = lives(state, path)
+    status = state["status"]
+    return RunRecord(path, state, "lost" if status == "running" and not alive else status, alive)
+
+
+def list_runs(runs: Path) -> list[RunRecord]:
+    """Every run under ``runs``, the newest first."""
+    return [read_run(runs / name) for name in sorted(_names(runs), reverse=True)]
+
+
+def find_run(runs: Path, asked: str) -> RunRecord:
+    """The run that ``asked`` names: its id, a unique prefix, its 4-character tail, or ``last``.
+
+    Raises:
+        NoSuchRun: with what there is.
+    """
+    names = sorted(_names(runs), reverse=True)
+    if asked == "last":
+        return read_run(runs / _last(runs, names))
+    found = [name for name in names if asked and _goes_by(name, asked)]
+    if asked in names:
+        found = [asked]
+    if len(found) == 1:
+        return read_run(runs / found[0])
+    if found:
+        raise NoSuchRun(
+            f"{asked!r} names {len(found)} runs in {runs}: {_listed(found)}; write more of the id"
+        )
+    if not names:
+        raise NoSuchRun(f"no run {asked!r}: there are no runs in {runs} (see --runs-dir)")
+    raise NoSuchRun(f"no run {asked!r} in {runs} (see --runs-dir); there are: {_listed(names)}")
+
+
+def _goes_by(name: str, asked: str) -> bool:
+    return name.startswith(asked) or name.rpartition("-")[2] == asked
+
+
+def _last(runs: Path, names: list[str]) -> str:
+    try:
+        target = str((runs / "latest").readlink())
+    except OSError:
+        target = ""
+    if target in names:
+        return target
+    if not names:
+        raise NoSuchRun(f"there are no runs in {runs} (see --runs-dir)")
+    return names[0]
+
+
+def _names(runs: Path) -> Iterator[str]:
+    try:
+        entries = list(runs.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        record = entry / "run.json"
+        if not (entry.is_symlink() or record.is_symlink()) and record.is_file():
+            yield entry.name
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
