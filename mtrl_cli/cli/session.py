@@ -105,8 +105,8 @@ class Session:
         if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
             return self._signals.code or INTERRUPTED
         code = self._teller.tell(error)
-        if run := self._presenter.state.run:
-            Screen(sys.stderr).line(harmless(f"  run: {run.folder}"))
+        if folder := self._presenter.state.folder:
+            Screen(sys.stderr).line(harmless(f"  run: {folder}"))
         return code
 
     def _code(self, finished: RunFinished) -> int:
@@ -120,11 +120,11 @@ class Session:
         """What an abort says. Called from a signal handler or a thread: nothing here may wait or
         draw."""
         state = self._presenter.state
-        counted = ", ".join(f"{kind} {n}" for kind, n in sorted(state.borrowed_by_kind().items()))
+        counted = ", ".join(state.borrowed_names())
         told = f"aborted: {len(state.groups)} groups in flight dropped"
         told += f"; not returned: {counted}" if counted else "; nothing was known to be held"
-        if state.run:
-            told += f"; {state.run.folder}/ledger.jsonl names what may still live"
+        if state.folder:
+            told += f"; {state.folder}/ledger.jsonl names what may still live"
         return harmless(self._teller.redact(told))
 
 

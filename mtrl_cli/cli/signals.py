@@ -52,7 +52,11 @@ class Signals:
 
     @contextlib.contextmanager
     def handled(self, stop: StopRequest) -> Iterator[None]:
-        """Handle signals while inside. What the process was started to ignore stays ignored."""
+        """Handle signals while inside. What the process was started to ignore stays ignored.
+
+        Once the run that was stopped is over, one more Ctrl-C must not cut its last words short
+        or change its exit code: it is ignored.
+        """
         self._stop = stop
         handlers: dict[int, Callable[[int, FrameType | None], Any]] = {
             signal.SIGINT: self._request,
@@ -68,7 +72,8 @@ class Signals:
             yield
         finally:
             for number, previous in before.items():
-                signal.signal(number, previous)
+                over = self._count > 0 and number in (signal.SIGINT, signal.SIGTERM)
+                signal.signal(number, signal.SIG_IGN if over else previous)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

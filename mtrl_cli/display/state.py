@@ -21,6 +21,7 @@ from mtrl_cli.rollout.events import (
 from mtrl_cli.training.events import (
     Evaluated,
     EvaluationProgress,
+    FolderMade,
     PhaseStarted,
     RunFinished,
     RunStarted,
@@ -140,7 +141,9 @@ class RunState:
         self.evaluations: list[Evaluated] = []
         self.stopping: Stopping | None = None
         self.finished: RunFinished | None = None
-        self.borrowed: dict[str, str] = {}
+        self.folder: str | None = None
+        self.borrowed: dict[str, tuple[str, str | int | None]] = {}
+        """Key → kind and, where it has one, the id that it has where it lives."""
         self._step_ends: deque[float] = deque([now], maxlen=ETA_STEPS + 1)
         self._buckets: deque[list[int]] = deque(maxlen=RATE_WINDOW + 1)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -149,6 +152,7 @@ class RunState:
             MemberFinished: self._member_finished,
             GroupFinished: self._group_finished,
             BorrowChanged: self._borrow_changed,
+            FolderMade: self._folder_made,
             RunStarted: self._run_started,
             PhaseStarted: self._phase_started,
             StepFinished: self._step_finished,
@@ -197,7 +201,17 @@ class RunState:
 
     def borrowed_by_kind(self) -> Mapping[str, int]:
         """What is held, or may be: not known to be returned."""
-        return Counter(self.borrowed.values())
+        return Counter(kind for kind, _ in self.borrowed.values())
+
+    def borrowed_names(self) -> list[str]:
+        """The same, by kind and with the ids that are known: ``sandbox 2 (sb-1, sb-7)``."""
+        ids: dict[str, list[str]] = {}
+        for kind, name in self.borrowed.values():
+            ids.setdefault(kind, []).extend([] if name is None else [str(name)])
+        return [
+            f"{kind} {count}" + (f" ({', '.join(sorted(ids[kind]))})" if ids[kind] else "")
+            for kind, count in sorted(self.borrowed_by_kind().items())
+        ]
 
     # Events.
 
@@ -258,10 +272,14 @@ class RunState:
         if event.state == "released":
             self.borrowed.pop(event.key, None)
         else:
-            self.borrowed[event.key] = event.kind
+            self.borrowed[event.key] = (event.kind, event.id)
+
+    def _folder_made(self, event: FolderMade, now: float) -> None:
+        self.folder = event.folder
 
     def _run_started(self, event: RunStarted, now: float) -> None:
         self.run = event
+        self.folder = event.folder
         self.steps = event.steps
 
     def _phase_started(self, event: PhaseStarted, now: float) -> None:

@@ -50,6 +50,8 @@ class BorrowChanged:
     key: str
     kind: str
     state: str
+    id: str | int | None = None
+    """What it is called where it lives, once that is known."""
 
 
 RolloutEvent = GroupStarted | TurnSampled | MemberFinished | GroupFinished | BorrowChanged

@@ -15,6 +15,10 @@ def _no_facts(thing: Any) -> Mapping[str, Any]:
     return {}
 
 
+def _surely_not_made(error: BaseException) -> bool:
+    return False
+
+
 def _ends_with_process(name: str | int | None) -> str:
     return "it ends with this process"
 
@@ -23,7 +27,9 @@ def _ends_with_process(name: str | int | None) -> str:
 class Lender(Generic[T]):
     """Lends one kind of thing.
 
-    ``make`` gets the borrow's key and bounds itself in time; when it raises, nothing is held.
+    ``make`` gets the borrow's key and bounds itself in time; when it raises, nothing is held,
+    unless ``perhaps_made`` says of the error that the thing may be there: its borrow is then
+    quarantined.
     ``give_back`` is called once. ``external`` things live on when they are forgotten, so their
     borrows are recorded on disk before they are made.
     """
@@ -36,5 +42,6 @@ class Lender(Generic[T]):
     identify: Callable[[T], str | int | None] = _no_id
     remedy: Callable[[str | int | None], str] = _ends_with_process
     """How a person removes the thing by hand, given its id."""
+    perhaps_made: Callable[[BaseException], bool] = _surely_not_made
     facts: Callable[[T], Mapping[str, Any]] = _no_facts
     """What else its record needs, so that somebody else can return it when we are gone."""

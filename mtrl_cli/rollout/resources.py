@@ -122,8 +122,10 @@ class RolloutResources:
     async def close(self) -> tuple[Borrow, ...]:
         """The end of the run: settle, record what is left of in-process borrows, return it all."""
         await self.settle()
-        for task in self._late:
-            task.cancel()
+        if self._late:
+            for task in self._late:
+                task.cancel()
+            await asyncio.wait(self._late, timeout=_CANCEL_SECONDS)
         if self._journal is not None:
             for borrow in self.live:
                 if not borrow.external:
@@ -161,7 +163,7 @@ class RolloutResources:
         return self._patience
 
     def _record(self, borrow: Borrow) -> None:
-        self._observer(BorrowChanged(borrow.key, borrow.kind, borrow.state.value))
+        self._observer(BorrowChanged(borrow.key, borrow.kind, borrow.state.value, borrow.id))
         if borrow.external and self._journal is not None:
             self._write(borrow)
 
@@ -210,9 +212,9 @@ class Scope:
             thing = await asyncio.shield(making)
         except asyncio.CancelledError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._loans.remove(loan)
-            self.resources.change(borrow, Holding.RELEASED)
+            self._not_made(loan, error)
             raise
         self.resources.change(
             borrow, Holding.HELD, id=lender.identify(thing), facts=lender.facts(thing)
@@ -256,8 +258,8 @@ class Scope:
             await asyncio.wait(busy)
         try:
             thing = await loan.making
-        except BaseException:
-            self.resources.change(loan.borrow, Holding.RELEASED)
+        except BaseException as error:
+            self._not_made(loan, error)
             return
         if loan.borrow.state is not Holding.QUARANTINED:
             state = Holding.RETURNING
@@ -266,6 +268,14 @@ class Scope:
             await loan.lender.give_back(thing)
         except Exception as error:
             self._quarantine(loan, str(error) or type(error).__name__)
+        else:
+            self.resources.change(loan.borrow, Holding.RELEASED)
+
+    def _not_made(self, loan: "_Loan[Any]", error: BaseException) -> None:
+        """Its making ended in ``error``: nothing is held, or nobody knows."""
+        if loan.lender.perhaps_made(error):
+            why = str(error) or "its making was given up"
+            self._quarantine(loan, f"it may have been made ({why})")
         else:
             self.resources.change(loan.borrow, Holding.RELEASED)
 

@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def finish(work: Coroutine[Any, Any, T]) -> T:
+async def finish(work: Coroutine[Any, Any, T], patience: float | None = None) -> T:
     """Await ``work`` to its end even if the caller is cancelled; then the cancellation goes on.
 
-    `asyncio.shield` alone would let the caller leave while the work still runs. ``work`` must
-    bound itself in time.
+    `asyncio.shield` alone would let the caller leave while the work still runs. Work that does
+    not bound itself in time gets ``patience``: so many seconds after the caller's cancellation it
+    is cancelled too, and awaited.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -21,6 +22,8 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
         except asyncio.CancelledError as error:
             if task.cancelled():
                 raise
+            if cancelled is None and patience is not None:
+                asyncio.get_running_loop().call_later(patience, task.cancel)
             cancelled = error
         except Exception:
             break

@@ -5,6 +5,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class FolderMade:
+    """From here on the run has a folder, whatever becomes of it."""
+
+    run: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunStarted:
     run: str
     folder: str

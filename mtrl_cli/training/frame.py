@@ -3,9 +3,9 @@
     folder → parts (server, chat, task, environments) → the work → parts returned → status
 
 Whatever happens in between, everything that was borrowed is returned before the status is
-written. A first stop request drains: the work is asked to end after what is issued. A second
-one, or a drain that takes longer than ``run.drain_timeout``, cancels the work; returning what
-was borrowed is never cancelled.
+written. A first stop request drains: the work is asked to end after what is issued; a start-up
+has issued nothing, and is cancelled. A second one, or a drain that takes longer than
+``run.drain_timeout``, cancels the work; returning what was borrowed is never cancelled.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mtrl_cli.assembly import Parts, assemble, notices
 from mtrl_cli.config.schema import Experiment
@@ -24,12 +24,18 @@ from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
+from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
-from mtrl_cli.training.events import Evaluated, Notice, PhaseStarted, RunFinished, RunStarted
+from mtrl_cli.training.events import (
+    Evaluated,
+    FolderMade,
+    Notice,
+    PhaseStarted,
+    RunFinished,
+    RunStarted,
+)
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.totals import Totals
-
-T = TypeVar("T")
 
 Work = Callable[[Parts], Coroutine[Any, Any, None]]
 
@@ -68,6 +74,8 @@ class Frame:
         self.observer = observer
         self.stop = stop
         self.outcome = Outcome()
+        self._begun = False
+        """The parts are there and the work runs; before that a drain has nothing to wait for."""
 
     async def carry_out(self, work: Work) -> RunFinished:
         """Run ``work`` with assembled parts, and report how the run ended.
@@ -121,11 +129,11 @@ class Frame:
         label: str,
     ) -> Evaluated | None:
         """Evaluate ``policy`` and record it; None when nothing is to be played or a drain came."""
-        if not plan.games:
+        if not plan.games or self.stop.draining:
             return None
         self.observer(PhaseStarted("evaluation"))
         games = evaluate(rollout, parts.task, policy, plan, run=self.folder.id, label=label)
-        result = await self._until_drain(games)
+        result = await until_drain(games, self.stop)
         if result is not None:
             self.folder.evaluated(label, asdict(result))
             self.observer(result)
@@ -145,10 +153,12 @@ class Frame:
         )
 
     async def _with_parts(self, work: Work) -> None:
+        self.observer(FolderMade(self.folder.id, str(self.folder.path)))
         self.observer(PhaseStarted("start-up"))
         for text in notices():
             self.observer(Notice(text))
         async with self._parts() as parts:
+            self._begun = True
             try:
                 await work(parts)
             finally:
@@ -171,25 +181,13 @@ class Frame:
 
     async def _cancel_when_told(self, task: "asyncio.Future[None]") -> None:
         await self.stop.reached(Stage.DRAIN)
-        try:
-            async with asyncio.timeout(self.experiment.run.drain_timeout):
-                await self.stop.reached(Stage.STOP)
-        except TimeoutError:
-            self.stop.request(Stage.STOP)
+        if self._begun:
+            try:
+                async with asyncio.timeout(self.experiment.run.drain_timeout):
+                    await self.stop.reached(Stage.STOP)
+            except TimeoutError:
+                self.stop.request(Stage.STOP)
         task.cancel()
-
-    async def _until_drain(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Await work of which a drain keeps nothing, such as an evaluation: a drain cancels it."""
-        task = asyncio.ensure_future(work)
-        drain = asyncio.ensure_future(self.stop.reached(Stage.DRAIN))
-        try:
-            await asyncio.wait({task, drain}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            drain.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-        return None if task.cancelled() else task.result()
 
     async def _end(self, status: str, reason: str | None) -> None:
         await self.resources.close()
@@ -229,6 +227,12 @@ class Frame:
         )
         self.observer(finished)
         return finished
+
+
+def cancelled_before_it_began() -> RunFinished:
+    """The end of a run that was stopped before it had a folder."""
+    reason = "stopped by the user before the run began"
+    return RunFinished("", "", "cancelled", reason, 0, 0, 0, None, None, None, {})
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,7 +13,8 @@ snapshot is kept.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout import seeds
@@ -29,6 +30,7 @@ from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
+from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate, first_failure
 from mtrl_cli.training.events import PhaseStarted, StepFinished
 from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
@@ -77,6 +79,8 @@ class TrainingLoop:
         self._observer = observer
         self._stop = stop
         self._totals = totals
+        self._open_groups: set[int] = set()
+        """Admitted and not consumed yet."""
 
     async def run(self, initial: PolicySnapshot) -> PolicySnapshot:
         """Train ``plan.steps`` steps, or until a drain is requested; returns the last policy.
@@ -87,7 +91,7 @@ class TrainingLoop:
         """
         plan, operations, policy = self._plan, self._operations, initial
         snapshots = self._service.capabilities.snapshots
-        async with self._driver(initial) as driver:
+        async with self._admitting(), self._driver(initial) as driver:
             for step in range(plan.steps):
                 clock = Stopwatch()
                 self._observer(PhaseStarted("sampling", step))
@@ -125,7 +129,7 @@ class TrainingLoop:
 
     def _driver(self, initial: PolicySnapshot) -> StreamingDriver:
         plan = self._plan
-        return StreamingDriver(
+        driver = StreamingDriver(
             self._rollout,
             self._admit,
             initial,
@@ -133,6 +137,18 @@ class TrainingLoop:
             lag=plan.max_policy_lag,
             steps=plan.steps,
         )
+        if self._stop.draining:
+            driver.close_admission()
+        return driver
+
+    @asynccontextmanager
+    async def _admitting(self) -> AsyncIterator[None]:
+        """Groups that were admitted and not consumed in the end are recorded as dropped."""
+        try:
+            yield
+        finally:
+            for group in sorted(self._open_groups):
+                self._folder.groups.append({"group": group, "state": "dropped"})
 
     def _admit(self, group: int, policy: PolicySnapshot) -> GroupAdmission:
         plan = self._plan
@@ -148,6 +164,7 @@ class TrainingLoop:
             sampling=plan.sampling,
             budget=plan.budget,
         )
+        self._open_groups.add(group)
         self._folder.groups.append(
             {
                 "group": group,
@@ -213,6 +230,7 @@ class TrainingLoop:
             write_trajectories(path, groups)
         for group, outcome in kept.outcomes.items():
             self._folder.groups.append({"group": group, "state": outcome})
+            self._open_groups.discard(group)
         self._folder.commits.append(
             {
                 "step": step + 1,
@@ -246,9 +264,14 @@ class TrainingLoop:
         evaluation: EvaluationPlan = self._plan.evaluation_during
         self._observer(PhaseStarted("evaluation", step + 1))
         label = f"step {step + 1}"
-        result = await evaluate(
-            self._rollout, self._task, policy, evaluation, run=self._folder.id, label=label
+        result = await until_drain(
+            evaluate(
+                self._rollout, self._task, policy, evaluation, run=self._folder.id, label=label
+            ),
+            self._stop,
         )
+        if result is None:
+            return
         self._folder.metrics.append(
             {"step": step + 1, "eval/mean": result.mean, "eval/se": result.se}
         )

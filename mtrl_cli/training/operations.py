@@ -7,8 +7,9 @@ call is built completely, its intent and digest are written and fsynced, then it
 once. ``refused`` means that it surely was not executed, ``unknown`` that it may have been; both
 end the run's attempt here, and nothing is sent again by itself.
 
-A call in flight is always awaited, also when the caller is cancelled: its effect cannot be taken
-back, so its outcome must be known.
+A call in flight is awaited also when the caller is cancelled, for `PATIENCE` seconds more: its
+effect cannot be taken back, so its outcome should be known. What has no outcome by then is given
+up as ``unknown``, or a server that hangs could not be left.
 """
 
 import asyncio
@@ -34,6 +35,9 @@ from mtrl_cli.servers.interface import (
 )
 
 T = TypeVar("T")
+
+PATIENCE = 8.0
+"""Seconds that a call in flight may go on after a stop."""
 
 
 class TrainingError(MtrlError):
@@ -61,7 +65,7 @@ class Operations:
 
     async def create_model(self, spec: ModelSpec) -> None:
         """Create the server-side model; see `server_model` for its life as a borrow."""
-        self._model = await self._run(self._service.create_model(spec))
+        self._model = await self._run(self._service.create_model(spec), patience=0)
 
     async def forward_backward(
         self, data: Sequence[Datum], loss: LossSpec
@@ -93,7 +97,7 @@ class Operations:
         """Return the server-side model. Idempotent; does nothing where none is held."""
         if self._model is None:
             return
-        await self._run(self._service.unload_model(self._model))
+        await self._run(self._service.unload_model(self._model), patience=0)
         self._model = None
 
     def server_model(self, spec: ModelSpec) -> Lender[str]:
@@ -114,15 +118,17 @@ class Operations:
             place=self._service.describe(),
             identify=lambda model: model,
             remedy=lambda model: "the server frees it when its session expires",
+            perhaps_made=lambda error: isinstance(error, Unknown | asyncio.CancelledError),
         )
 
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
 
-    async def _run(self, call: Call[T]) -> T:
+    async def _run(self, call: Call[T], *, patience: float = PATIENCE) -> T:
+        """``patience`` 0 is for calls of a borrow: its scope has been patient already."""
         async with self._one_at_a_time:
-            return await finish(self._execute(call))
+            return await finish(self._execute(call), patience)
 
     async def _execute(self, call: Call[T]) -> T:
         key = f"a{self._attempt}/{call.kind}" + ("" if call.seq is None else f"/{call.seq}")
@@ -140,6 +146,10 @@ class Operations:
             raise
         except Unknown as error:
             self._ledger.call(key, "unknown", reason=str(error))
+            raise
+        except asyncio.CancelledError:
+            reason = "given up after a stop without an answer; it may have been executed"
+            self._ledger.call(key, "unknown", reason=reason)
             raise
         self._ledger.call(key, "done")
         return value

@@ -13,9 +13,10 @@ from mtrl_cli.rollout.ports import Task
 from mtrl_cli.runs.folder import Redact
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
+from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import first_failure
 from mtrl_cli.training.events import PhaseStarted, RunFinished
-from mtrl_cli.training.frame import Frame
+from mtrl_cli.training.frame import Frame, cancelled_before_it_began
 
 
 async def play(
@@ -33,7 +34,9 @@ async def play(
     Raises:
         MtrlError: the run failed, or not one group could be played; the text is one line.
     """
-    await check_experiment(experiment)
+    await until_drain(check_experiment(experiment), stop)
+    if stop.draining:
+        return cancelled_before_it_began()
     frame = Frame(experiment, "rollout", config_yaml, observer, stop, redact)
 
     async def work(parts: Parts) -> None:

@@ -6,8 +6,9 @@ from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.runs.folder import Redact
 from mtrl_cli.runs.stop import StopRequest
+from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.events import RunFinished
-from mtrl_cli.training.frame import Frame
+from mtrl_cli.training.frame import Frame, cancelled_before_it_began
 from mtrl_cli.training.loop import TrainingLoop
 from mtrl_cli.training.operations import Operations
 
@@ -28,7 +29,9 @@ async def train(
     Raises:
         MtrlError: the run failed; the text is one line.
     """
-    await check_experiment(experiment)
+    await until_drain(check_experiment(experiment), stop)
+    if stop.draining:
+        return cancelled_before_it_began()
     frame = Frame(experiment, "train", config_yaml, observer, stop, redact)
 
     async def work(parts: Parts) -> None:
