@@ -81,11 +81,13 @@ class Admission:
 
 
 def frozen(value: Any) -> Any:
-    """``value`` with every mapping and list in it made immutable, all the way down."""
+    """``value`` with every mapping, list and set in it made immutable, all the way down."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: frozen(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
         return tuple(frozen(item) for item in value)
+    if isinstance(value, set):
+        return frozenset(value)
     return value
 
 

@@ -31,11 +31,15 @@ from mtrl_cli.rollout.events import Observer, ignore
 from mtrl_cli.rollout.group import FailureRule, Group, play_group
 from mtrl_cli.rollout.ports import Chat, EnvironmentFactory, HarnessFactory, Policy, Task
 from mtrl_cli.rollout.resources import Borrow, RolloutResources
+from mtrl_cli.rollout.settle import finish
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a rollout ended: what was finished and not delivered, dropped, quarantined."""
+    """How a rollout ended: what was finished and not delivered, dropped, quarantined.
+
+    What is undelivered can still be polled and collected after the stop.
+    """
 
     undelivered: tuple[Group, ...]
     dropped: tuple[int, ...]
@@ -67,6 +71,8 @@ class ClientMultiTurnRollout:
         self._rule = failure_rule or FailureRule()
         self._slots = asyncio.Semaphore(concurrency)
         self._running: dict[asyncio.Task[Group], GroupAdmission] = {}
+        self._batch: set[asyncio.Task[Group]] = set()
+        """Groups of `run`, which its caller awaits and gets."""
         self._finished: deque[Group] = deque()
         self._dropped: list[int] = []
         self._failure: BaseException | None = None
@@ -80,9 +86,18 @@ class ClientMultiTurnRollout:
 
         A failing episode ends in its group's record, not in an exception. When the caller is
         cancelled, every episode has returned what it borrowed before the cancellation goes on.
+
+        Raises:
+            RolloutStopped: `stop` was called, or cancelled the groups.
         """
+        self._check_admitting("a batch")
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._play(admission)) for admission in admissions]
+            for task in running:
+                self._batch.add(task)
+                task.add_done_callback(self._batch.discard)
+        if any(task.cancelled() for task in running):
+            raise RolloutStopped("a batch's groups were dropped by a stop")
         return [task.result() for task in running]
 
     def run_sync(self, admissions: Sequence[GroupAdmission]) -> list[Group]:
@@ -96,14 +111,18 @@ class ClientMultiTurnRollout:
         """Groups admitted and not finished."""
         return len(self._running)
 
+    @property
+    def stopped(self) -> bool:
+        """`stop` was called: nothing more is admitted."""
+        return self._settlement is not None
+
     def admit(self, admission: GroupAdmission) -> None:
         """Start a group; it waits for free slots by itself.
 
         Raises:
             RolloutStopped: `stop` was called.
         """
-        if self._settlement is not None:
-            raise RolloutStopped(f"group {admission.group}: the rollout has been stopped")
+        self._check_admitting(f"group {admission.group}")
         task = asyncio.ensure_future(self._play(admission))
         self._running[task] = admission
         task.add_done_callback(self._group_ended)
@@ -122,13 +141,19 @@ class ClientMultiTurnRollout:
         """Wait for ``count`` groups (all admitted ones where None) and deliver them.
 
         Returns fewer when no more are in flight. Raises the error of a group whose code raised.
+        When the caller is cancelled, nothing counts as delivered.
         """
         collected: list[Group] = []
-        while count is None or len(collected) < count:
-            group = await self._next()
-            if group is None:
-                break
-            collected.append(group)
+        try:
+            while count is None or len(collected) < count:
+                group = await self._next()
+                if group is None:
+                    break
+                collected.append(group)
+        except BaseException:
+            self._finished.extendleft(reversed(collected))
+            self._changed.set()  # for others who wait
+            raise
         return collected
 
     async def groups(self) -> AsyncIterator[Group]:
@@ -139,7 +164,7 @@ class ClientMultiTurnRollout:
     async def stop(self, *, cancel: bool = False) -> Settlement:
         """Close admission and settle what was issued; with ``cancel``, cancel it."""
         if cancel:
-            for task in self._running:
+            for task in (*self._running, *self._batch):
                 task.cancel()
         if self._settlement is None:
             self._settlement = asyncio.ensure_future(self._settle())
@@ -154,7 +179,7 @@ class ClientMultiTurnRollout:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.stop(cancel=True)
+        await finish(self.stop(cancel=True))
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -172,8 +197,8 @@ class ClientMultiTurnRollout:
             await self._changed.wait()
 
     async def _settle(self) -> Settlement:
-        if self._running:
-            await asyncio.wait(self._running)
+        if issued := {*self._running, *self._batch}:
+            await asyncio.wait(issued)
         left = await self.resources.settle()
         return Settlement(tuple(self._finished), tuple(sorted(self._dropped)), left)
 
@@ -187,6 +212,10 @@ class ClientMultiTurnRollout:
         else:
             self._finished.append(task.result())
         self._changed.set()
+
+    def _check_admitting(self, what: str) -> None:
+        if self.stopped:
+            raise RolloutStopped(f"{what}: the rollout has been stopped")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

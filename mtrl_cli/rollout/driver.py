@@ -5,14 +5,15 @@ of ``per_step``, batch k for step k. With ``lag`` = `max_policy_lag`:
 
 - batch k is admitted under version max(0, k − lag), as soon as that version is published. So
   version 0 admits lag + 1 batches, and every later version exactly one;
-- a step takes ``per_step`` finished groups, those of the oldest version first, in the order of
-  completion within a version;
-- the step that makes version v + 1 waits until every group on a version ≤ v − lag has finished.
+- a step takes ``per_step`` groups of the oldest version that is left, in the order of completion
+  within that version. It never takes newer ones instead: every group of them would leave an older
+  one to a later step, and the last of those would be too old.
 
-Together: while a step trains, ``lag`` batches are being sampled; no group is trained more than
-``lag`` versions after its own; no group is thrown away for its age; and a straggler holds the
-steps up only when the next one would make it too old. A group always finishes, because its
-members have deadlines; a failed group is consumed like any other. ``lag`` 0 is synchronous.
+Together: while a step trains, ``lag`` batches are being sampled; the step that makes version v + 1
+leaves nothing on a version ≤ v − lag, so no group is trained more than ``lag`` versions after its
+own; no group is thrown away for its age; and a straggler of version 0 is overtaken by as many
+steps as the lag allows. A group always finishes, because its members have deadlines; a failed
+group is consumed like any other. ``lag`` 0 is synchronous.
 
 **Servers** that cannot keep old snapshots (`newest_only`, `live`) need `quiesce` before what
 changes the weights: it waits until nothing is in flight. Admission is closed meanwhile anyway,
@@ -23,12 +24,14 @@ Concurrency, back-pressure and delivery are `ClientMultiTurnRollout`'s; at most
 """
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import TracebackType
 
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout, RolloutStopped, Settlement
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot
+from mtrl_cli.rollout.settle import finish
 
 Admit = Callable[[int, PolicySnapshot], GroupAdmission | None]
 """(group id, policy) → the group's admission, or None at the end of the data."""
@@ -64,6 +67,7 @@ class StreamingDriver:
         """Group id → version, of groups that were admitted and not taken."""
         self._waiting: list[Group] = []
         """Finished groups that no step has taken, in order of completion."""
+        self._settlement: Settlement | None = None
 
     @property
     def version(self) -> int:
@@ -88,14 +92,14 @@ class StreamingDriver:
         """
         self._admit_due()
         self._waiting += self._rollout.poll()
-        wanted = min(self._per_step, len(self._versions))
-        while len(self._waiting) < wanted or self._too_old_to_overtake():
+        oldest = min(self._versions.values(), default=0)
+        wanted = min(self._per_step, list(self._versions.values()).count(oldest))
+        while len(ready := self._finished_on(oldest)) < wanted:
             arrived = await self._rollout.collect(1)
-            if not arrived:  # at least one group was in flight here
-                raise RolloutStopped("the groups of the next step were dropped by a stop")
             self._waiting += arrived
-        ordered = sorted(self._waiting, key=lambda group: self._versions[_id(group)])
-        taken = ordered[:wanted]
+            if not arrived and len(self._finished_on(oldest)) < wanted:
+                raise RolloutStopped("the groups of the next step were dropped by a stop")
+        taken = ready[:wanted]
         for group in taken:
             self._waiting.remove(group)
             del self._versions[_id(group)]
@@ -123,7 +127,11 @@ class StreamingDriver:
                 yield group
 
     async def __aenter__(self) -> "StreamingDriver":
-        self._admit_due()
+        try:
+            self._admit_due()
+        except BaseException:
+            await finish(self.stop())
+            raise
         return self
 
     async def __aexit__(
@@ -132,12 +140,20 @@ class StreamingDriver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.stop()
+        await finish(self.stop())
 
     async def stop(self) -> Settlement:
-        """Cancel what is in flight and settle it."""
+        """Cancel what is in flight and settle it; every caller sees one settlement."""
         self._ended = True
-        return await self._rollout.stop(cancel=True)
+        settled = await self._rollout.stop(cancel=True)
+        if self._settlement is None:
+            finished = {
+                _id(group): group
+                for group in (*self._waiting, *settled.undelivered)
+                if _id(group) in self._versions
+            }
+            self._settlement = replace(settled, undelivered=tuple(finished.values()))
+        return self._settlement
 
     @property
     def _all_batches_admitted(self) -> bool:
@@ -146,7 +162,7 @@ class StreamingDriver:
     def _admit_due(self) -> None:
         """Admit every batch whose version is there: batch k under version max(0, k - lag)."""
         while self._batches <= self._version + self._lag:
-            if self._ended or self._all_batches_admitted:
+            if self._ended or self._all_batches_admitted or self._rollout.stopped:
                 return
             self._batches += 1
             for _ in range(self._per_step):
@@ -158,13 +174,8 @@ class StreamingDriver:
                 self._rollout.admit(admission)
                 self._next_group += 1
 
-    def _too_old_to_overtake(self) -> bool:
-        """Whether a group in flight would be too old for the step after the next."""
-        finished = {_id(group) for group in self._waiting}
-        return any(
-            version <= self._version - self._lag and group not in finished
-            for group, version in self._versions.items()
-        )
+    def _finished_on(self, version: int) -> list[Group]:
+        return [group for group in self._waiting if self._versions[_id(group)] == version]
 
 
 def _id(group: Group) -> int:
