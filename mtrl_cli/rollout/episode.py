@@ -79,6 +79,12 @@ async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> N
     try:
         async with asyncio.timeout(seconds) as deadline:
             trajectory.stop = await _turns(trajectory, scope, parts)
+    except asyncio.CancelledError as error:
+        if _is_being_cancelled():
+            raise
+        raise RuntimeError(
+            f"{trajectory.admission.name}: its policy, environment or harness cancelled itself"
+        ) from error
     except TimeoutError:
         if not deadline.expired():
             raise
@@ -91,6 +97,11 @@ async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> N
     except RefusedTrajectory as error:
         _fail(trajectory, Stop.POLICY_FAILURE, str(error))
         trajectory.refusal = error.reason
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:

@@ -47,12 +47,12 @@ class HeldEnvironment:
         self._done = False
 
     async def reset(self, sample: TaskSample, member: int) -> str:
-        return await self._scope.protect(self._environment.reset(sample, member))
+        return await self._scope.protect(self._environment.reset(sample, member), self._environment)
 
     async def step(self, call: ToolCall) -> StepOutcome:
         if self._done:
             raise RuntimeError("the episode is done: nothing steps its environment after that")
-        outcome = await self._scope.protect(self._environment.step(call))
+        outcome = await self._scope.protect(self._environment.step(call), self._environment)
         self._done = outcome.done
         return outcome
 
@@ -68,13 +68,14 @@ class HeldHarness:
         self._harness = harness
 
     async def open(self, sample: TaskSample, member: int, observation: str) -> Sequence[Message]:
-        return await self._scope.protect(self._harness.open(sample, member, observation))
+        opening = self._harness.open(sample, member, observation)
+        return await self._scope.protect(opening, self._harness)
 
     async def calls(self, turn: AssistantTurn) -> Sequence[ToolCall]:
-        return await self._scope.protect(self._harness.calls(turn))
+        return await self._scope.protect(self._harness.calls(turn), self._harness)
 
     async def answer(self, call: ToolCall, text: str) -> str:
-        return await self._scope.protect(self._harness.answer(call, text))
+        return await self._scope.protect(self._harness.answer(call, text), self._harness)
 
     async def close(self) -> None:
         """Nothing: the scope returns the harness."""

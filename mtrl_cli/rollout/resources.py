@@ -17,9 +17,10 @@ release is recorded as quarantined and never raised over the error that led ther
 """
 
 import asyncio
+import inspect
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,6 +31,7 @@ from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.settle import finish
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 PATIENCE = 10.0
 """Seconds that an operation in flight may go on, and then a release, when a scope is left."""
@@ -137,20 +139,21 @@ class RolloutResources:
     def request(self, lender: "Lender[Any]", owner: str) -> Borrow:
         key = f"{owner}/{lender.kind}-{next(self._numbers)}"
         borrow = Borrow(key, lender.kind, lender.external, lender.place)
-        self._live[key] = borrow
         self._record(borrow)
+        self._live[key] = borrow
         return borrow
 
     def change(self, borrow: Borrow, state: Holding, **facts: Any) -> None:
         """Move a borrow to its next state. Nothing leaves `RELEASED`."""
         if borrow.state is Holding.RELEASED:
             return
+        news = state is not borrow.state
         borrow.state = state
         for name, value in facts.items():
             setattr(borrow, name, value)
         if state is Holding.RELEASED:
             self._live.pop(borrow.key, None)
-        self._record(borrow)
+        self._record(borrow, news)
 
     def release_late(self, work: Coroutine[Any, Any, None]) -> None:
         """Keep a release that did not end in time; it may still do."""
@@ -162,10 +165,16 @@ class RolloutResources:
     def patience(self) -> float:
         return self._patience
 
-    def _record(self, borrow: Borrow) -> None:
-        self._observer(BorrowChanged(borrow.key, borrow.kind, borrow.state.value, borrow.id))
+    def _record(self, borrow: Borrow, news: bool = True) -> None:
         if borrow.external and self._journal is not None:
-            self._write(borrow)
+            try:
+                self._write(borrow)
+            except Exception:
+                # Nothing is made or used unrecorded. But what is to be returned is returned.
+                if borrow.state in (Holding.REQUESTED, Holding.HELD):
+                    raise
+        if news:
+            self._observer(BorrowChanged(borrow.key, borrow.kind, borrow.state.value, borrow.id))
 
     def _write(self, borrow: Borrow) -> None:
         assert self._journal is not None
@@ -185,6 +194,8 @@ class _Loan(Generic[T]):
     lender: Lender[T]
     borrow: Borrow
     making: "asyncio.Future[T]"
+    thing: T | None = None
+    """What was made, once the scope's owner has it."""
 
 
 @dataclass(slots=True)
@@ -194,17 +205,19 @@ class Scope:
     resources: RolloutResources
     owner: str
     _loans: "list[_Loan[Any]]" = field(default_factory=list)
-    _operations: "set[asyncio.Future[Any]]" = field(default_factory=set)
+    _operations: "dict[asyncio.Future[Any], object]" = field(default_factory=dict)
+    """What each operation in flight works on; None where that is not known."""
     _settled: bool = False
 
     async def borrow(self, lender: Lender[T]) -> T:
         """Borrow one thing until the scope is left.
 
-        Raises whatever ``lender.make`` raises; then nothing is held.
+        Raises whatever ``lender.make`` raises; then nothing is held. Raises RuntimeError when the
+        scope was left meanwhile; then what was made is returned.
         """
         self._check_open(f"borrow {lender.kind}")
         borrow = self.resources.request(lender, self.owner)
-        making = self._operation(lender.make(borrow.key))
+        making = self._operation(_make(lender, borrow.key), borrow)
         loan = _Loan(lender, borrow, making)
         self._loans.append(loan)
         try:
@@ -213,18 +226,26 @@ class Scope:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._loans.remove(loan)
-            self._not_made(loan, error)
+            if not self._settled:
+                self._loans.remove(loan)
+                self._not_made(loan, error)
             raise
+        self._check_open(f"use {lender.kind}")
+        loan.thing = thing
         self.resources.change(
             borrow, Holding.HELD, id=lender.identify(thing), facts=lender.facts(thing)
         )
         return thing
 
-    async def protect(self, operation: Awaitable[T]) -> T:
-        """Await an operation on what the scope holds; it goes on if the waiter is cancelled."""
+    async def protect(self, operation: Awaitable[T], on: object = None) -> T:
+        """Await an operation; it goes on if the waiter is cancelled.
+
+        ``on`` is the borrowed thing that it works on; without it, it may work on all of them.
+        """
+        if self._settled and inspect.iscoroutine(operation):
+            operation.close()  # refused below: it will not be awaited
         self._check_open("use what was returned")
-        return await asyncio.shield(self._operation(operation))
+        return await asyncio.shield(self._operation(operation, on))
 
     async def settle(self) -> None:
         """Return everything; see the module's docstring. Idempotent."""
@@ -243,7 +264,11 @@ class Scope:
             await asyncio.wait(self._operations, timeout=_CANCEL_SECONDS)
 
     async def _return(self, loan: "_Loan[Any]") -> None:
-        busy = {task for task in self._operations if not task.done()}
+        busy = {
+            task
+            for task, on in self._operations.items()
+            if not task.done() and (on is None or on is loan.thing or on is loan.borrow)
+        }
         work = asyncio.ensure_future(self._give_back(loan, busy))
         await asyncio.wait({work}, timeout=0 if busy else self.resources.patience)
         if work.done():
@@ -262,10 +287,16 @@ class Scope:
             self._not_made(loan, error)
             return
         if loan.borrow.state is not Holding.QUARANTINED:
-            state = Holding.RETURNING
-            self.resources.change(loan.borrow, state, id=loan.lender.identify(thing))
+            # Perhaps its owner never saw it: then nothing of this is recorded yet.
+            name = _described(loan.lender.identify, thing, otherwise=loan.borrow.id)
+            facts = _described(loan.lender.facts, thing, otherwise=loan.borrow.facts)
+            self.resources.change(loan.borrow, Holding.RETURNING, id=name, facts=facts)
         try:
             await loan.lender.give_back(thing)
+        except asyncio.CancelledError:
+            # By its own code, or at the end of the run, which knows a better reason already.
+            if loan.borrow.state is not Holding.QUARANTINED:
+                self._quarantine(loan, "its return was cancelled")
         except Exception as error:
             self._quarantine(loan, str(error) or type(error).__name__)
         else:
@@ -280,17 +311,17 @@ class Scope:
             self.resources.change(loan.borrow, Holding.RELEASED)
 
     def _quarantine(self, loan: "_Loan[Any]", reason: str) -> None:
-        remedy = loan.lender.remedy(loan.borrow.id)
+        remedy = _described(loan.lender.remedy, loan.borrow.id, otherwise="remove it by hand")
         self.resources.change(loan.borrow, Holding.QUARANTINED, reason=reason, remedy=remedy)
 
-    def _operation(self, work: Awaitable[T]) -> "asyncio.Future[T]":
-        task = asyncio.ensure_future(_awaited(work))
-        self._operations.add(task)
+    def _operation(self, work: Awaitable[T], on: object) -> "asyncio.Future[T]":
+        task = asyncio.ensure_future(work)
+        self._operations[task] = on
         task.add_done_callback(self._operation_ended)
         return task
 
     def _operation_ended(self, task: "asyncio.Future[Any]") -> None:
-        self._operations.discard(task)
+        self._operations.pop(task, None)
         if not task.cancelled():
             task.exception()  # retrieved: the waiter may be gone
 
@@ -299,8 +330,16 @@ class Scope:
             raise RuntimeError(f"{self.owner}: cannot {what}: the scope has been left")
 
 
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
+async def _make(lender: Lender[T], key: str) -> T:
+    return await lender.make(key)
+
+
+def _described(describe: Callable[[Any], R], thing: Any, *, otherwise: R) -> R:
+    """A lender's description; a failing one must not keep the thing from being returned."""
+    try:
+        return describe(thing)
+    except Exception:
+        return otherwise
 
 
 async def _outcome(work: "asyncio.Future[None]") -> None:
