@@ -1,13 +1,16 @@
 """Shorthand for the rollout tests: one admission, one scripted policy, one call to play."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.group import FailureRule, Group
 from mtrl_cli.rollout.ports import Sample, SampleRequest, SamplingParams
 from mtrl_cli.rollout.resources import RolloutResources
+from mtrl_cli.testing.clock import run_virtual
 from mtrl_cli.testing.world import NumberChat, NumberTask, World
 
 BUDGET = Budget(turn_tokens=8, trajectory_tokens=100, context=200, max_turns=4, deadline=10)
@@ -61,3 +64,13 @@ async def play_groups(
         failure_rule=FailureRule(**options),  # type: ignore[arg-type]
     )
     return await rollout.run(admissions)
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that runs on a virtual clock: its delays take no time, and nothing else can delay."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **options: Any) -> None:
+        run_virtual(test(*arguments, **options))
+
+    return run

@@ -17,8 +17,9 @@ from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import Sample, SampleRequest
 from mtrl_cli.rollout.resources import RolloutResources
+from mtrl_cli.testing.clock import run_virtual
 from mtrl_cli.testing.world import END, NumberChat, NumberTask, World
-from tests.rollout.helpers import admission, said
+from tests.rollout.helpers import admission, said, virtual
 
 
 @dataclass
@@ -104,6 +105,7 @@ async def blocked(waiting: Awaitable[object]) -> bool:
     return not ended
 
 
+@virtual
 async def test_synchronous_when_the_lag_is_zero() -> None:
     gate = Gate()
     async with driven(gate, per_step=2, lag=0, steps=3) as driver:
@@ -117,6 +119,7 @@ async def test_synchronous_when_the_lag_is_zero() -> None:
         assert driver.exhausted
 
 
+@virtual
 async def test_with_lag_one_the_next_batch_is_in_flight_while_a_step_trains() -> None:
     gate = Gate()
     async with driven(gate, per_step=2, lag=1, steps=4) as driver:
@@ -134,6 +137,7 @@ async def test_with_lag_one_the_next_batch_is_in_flight_while_a_step_trains() ->
     assert [gate.policies[group] for group in range(8)] == ["v0"] * 4 + ["v1"] * 2 + ["v2"] * 2
 
 
+@virtual
 async def test_completion_order_within_a_version_and_oldest_version_first() -> None:
     gate = Gate()
     async with driven(gate, per_step=2, lag=2) as driver:
@@ -148,6 +152,7 @@ async def test_completion_order_within_a_version_and_oldest_version_first() -> N
         assert ids(await driver.take()) == [4, 2]
 
 
+@virtual
 async def test_a_straggler_is_overtaken_only_as_far_as_the_lag_allows() -> None:
     gate = Gate()
     async with driven(gate, per_step=2, lag=1) as driver:
@@ -160,6 +165,7 @@ async def test_a_straggler_is_overtaken_only_as_far_as_the_lag_allows() -> None:
         assert sorted(ids(await driver.take())) == [0, 3]
 
 
+@virtual
 async def test_the_last_batch_may_be_short_and_nothing_hangs_at_the_end_of_the_data() -> None:
     gate = Gate()
     gate.release_all()
@@ -172,6 +178,7 @@ async def test_the_last_batch_may_be_short_and_nothing_hangs_at_the_end_of_the_d
         assert driver.exhausted
 
 
+@virtual
 async def test_a_drain_takes_what_was_issued_and_no_more() -> None:
     gate = Gate()
     async with driven(gate, per_step=2, lag=1) as driver:
@@ -183,6 +190,7 @@ async def test_a_drain_takes_what_was_issued_and_no_more() -> None:
         assert await driver.take() == []
 
 
+@virtual
 async def test_quiesce_leaves_nothing_in_flight_and_loses_nothing() -> None:
     gate = Gate()
     async with driven(gate, per_step=2, lag=1, steps=2) as driver:
@@ -196,6 +204,7 @@ async def test_quiesce_leaves_nothing_in_flight_and_loses_nothing() -> None:
         assert sorted(ids(await driver.take())) == [2, 3]
 
 
+@virtual
 async def test_an_error_in_a_worker_reaches_the_consumer_at_once() -> None:
     class Broken:
         async def sample(self, request: SampleRequest) -> Sample:
@@ -207,6 +216,7 @@ async def test_an_error_in_a_worker_reaches_the_consumer_at_once() -> None:
                 await driver.take()
 
 
+@virtual
 async def test_whoever_waits_for_a_step_when_the_rollout_stops_is_told() -> None:
     async with driven(Gate(), per_step=2) as driver:
         taking = asyncio.ensure_future(driver.take())
@@ -254,4 +264,4 @@ def test_every_group_is_taken_once_under_its_own_policy_and_never_too_old(
                 expected = per_step if number + lag < steps else 0
                 assert admitted.count(f"v{number}") == expected
 
-    asyncio.run(run())
+    run_virtual(run())
