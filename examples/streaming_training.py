@@ -1,0 +1,79 @@
+"""The training loop of `mtrl train`, written out: groups in, policies out.
+
+    python examples/streaming_training.py train.steps=20 train.max_policy_lag=1
+
+With a lag of 1 the next groups are played while a step trains. Everything that is borrowed
+belongs to a scope; a Ctrl-C at any moment leaves through it.
+"""
+
+import sys
+from functools import partial
+from statistics import fmean
+
+import mtrl_cli.quiet  # noqa: F401 - from here on Ctrl-C is quiet
+from mtrl_cli.config.compose import compose
+from mtrl_cli.rollout import seeds
+from mtrl_cli.rollout.admission import GroupAdmission
+from mtrl_cli.rollout.driver import StreamingDriver
+from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
+from mtrl_cli.script import Run, open_run, run
+from mtrl_cli.training.batch import KlPenalty, build_batch
+from mtrl_cli.training.groups import GroupRules, training_groups
+from mtrl_cli.training.operations import Operations
+from mtrl_cli.training.reference import reference_logprobs
+
+
+def admit(opened: Run, group: int, policy: PolicySnapshot) -> GroupAdmission:
+    plan, task = opened.plan, opened.parts.task
+    return GroupAdmission(
+        run=opened.folder.id,
+        stream="train",
+        run_seed=plan.seed,
+        group=group,
+        size=plan.group_size,
+        task=task.sample(seeds.training_task(plan.seed, group)),
+        policy=policy.uri,
+        policy_step=policy.step,
+        sampling=plan.sampling,
+        budget=plan.budget,
+    )
+
+
+async def train(opened: Run, operations: Operations) -> None:
+    plan, service = opened.plan, opened.parts.service
+    initial = policy = await publish(opened, operations, 0)
+    lag, pace = plan.max_policy_lag, {"per_step": plan.groups_per_step, "steps": plan.steps}
+    driver = StreamingDriver(opened.rollout(), partial(admit, opened), initial, lag=lag, **pace)
+    async with driver:
+        for step in range(plan.steps):
+            groups = await driver.take()
+            kept = training_groups(groups, GroupRules(policy.step, lag))
+            reference = await reference_logprobs(service, initial.uri, kept.trajectories)
+            batch = build_batch(kept, plan.advantage, KlPenalty(plan.kl(step), reference))
+            if batch.data:
+                await operations.forward_backward(batch.data, plan.loss)
+                await operations.optim_step(plan.adam(step))
+                policy = await publish(opened, operations, policy.step + 1)
+            driver.publish(policy)
+            commit = {"step": step + 1, "policy": policy.uri, "groups": dict(kept.outcomes)}
+            opened.folder.commits.append(commit, durable=True)
+            rewards = [reward for group in kept.groups for reward in group.rewards]
+            print(f"step {step + 1}: mean return {fmean(rewards or [0]):+.3f}, {policy.uri}")
+
+
+async def publish(opened: Run, operations: Operations, step: int) -> PolicySnapshot:
+    name = snapshot_name(opened.folder.id, opened.folder.attempt, step)
+    return PolicySnapshot(await operations.publish(name), step)
+
+
+async def main(overrides: list[str]) -> None:
+    async with open_run(compose("blackjack", overrides), "train") as opened:
+        folder, parts = opened.folder, opened.parts
+        operations = Operations(parts.service, folder.ledger, folder.attempt, parts.vocab)
+        async with opened.resources.scope("model") as scope:
+            await scope.borrow(operations.server_model(opened.plan.model))
+            await train(opened, operations)
+
+
+if __name__ == "__main__":
+    run(main(sys.argv[1:]))
