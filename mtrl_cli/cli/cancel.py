@@ -85,11 +85,11 @@ def _said(outcome: Cancelled, wait: float, runs: Path) -> Iterator[str]:
     if outcome.was == "running":
         yield f"{run.id} was running, asked to {_ASKED[outcome.asked]}"
         yield f"now {outcome.now}" + (f" ({reason})" if reason else "")
-    elif outcome.was == "lost" and reaped is not None:
+    elif outcome.ended_before:
+        yield f"{run.id} has already ended: {outcome.now}"
+    else:
         yield f"{run.id} was not running any more ({reason})"
         yield "now lost"
-    else:
-        yield f"{run.id} has already ended: {outcome.now}"
     if reaped is not None:
         if reaped.returned:
             yield f"returned: {', '.join(reaped.returned)}"

@@ -31,6 +31,8 @@ class Cancelled:
 
     run: RunRecord
     was: str
+    ended_before: bool
+    """It had already ended, and said so, when it was cancelled."""
     asked: Ask
     reaped: "Reaped | None" = None
     """What was settled here; None where there was nothing to do."""
@@ -53,7 +55,7 @@ def cancel(run: RunRecord, ask: Ask, wait: float, settle: "Callable[[Path], Reap
         MtrlError: the run's files cannot be read or written.
     """
     run = _look(run.path)
-    was, asked = run.status, ask
+    was, ended_before, asked = run.status, _ended(run), ask
     if run.status == "running":
         asked = control.request(run.path, ask, run.attempt)
         run = _await_end(run, wait)
@@ -69,7 +71,7 @@ def cancel(run: RunRecord, ask: Ask, wait: float, settle: "Callable[[Path], Reap
                 reaped = settle(run.path)
                 mark_settled(run, reaped)
                 run = read_run(run.path)
-    return Cancelled(run, was, asked, reaped)
+    return Cancelled(run, was, ended_before, asked, reaped)
 
 
 def _look(path: Path) -> RunRecord:

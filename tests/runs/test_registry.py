@@ -1,0 +1,196 @@
+"""Which run a word names, what is listed, and whether a run lives."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.liveness import surely_gone
+from mtrl_cli.runs.registry import NoSuchRun, find_run, list_runs, read_run
+from tests.cli.processes import environment, mtrl
+from tests.runs.dead import amend, dead_run
+
+FIRST, SECOND, THIRD = "20261128-100000-a7aa", "20261129-110000-b1c2", "20261129-120000-a7ab"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Three runs that have ended, and what is none."""
+    folder = tmp_path / "runs"
+    for name in (FIRST, SECOND, THIRD):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "run.json").write_text(json.dumps({"status": "finished"}))
+    (folder / "latest").symlink_to(SECOND)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "run.json").write_text(json.dumps({"status": "finished"}))
+    (folder / "linked").symlink_to(outside)
+    (folder / "notes").mkdir()
+    (folder / "file").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (FIRST, FIRST),
+        ("20261128", FIRST),
+        ("20261129-11", SECOND),
+        ("b1c2", SECOND),
+        ("a7ab", THIRD),
+        ("last", SECOND),
+    ],
+)
+def test_a_run_is_named_by_id_prefix_tail_or_last(runs: Path, asked: str, found: str) -> None:
+    assert find_run(runs, asked).path == runs / found
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("20261129", "'20261129' names 2 runs in .*: 20261129-120000-a7ab, 20261129-110000-b1c2"),
+        ("a7", "no run 'a7' in .*; there are: 20261129-120000-a7ab, 2026"),
+        ("", "no run ''"),
+        ("../outside", "no run"),
+        (f"../runs/{FIRST}", "no run"),
+        ("linked", "no run"),
+        ("notes", "no run"),
+        ("latest", "no run"),
+        (".", "no run"),
+    ],
+)
+def test_what_names_none_or_several_is_refused(runs: Path, asked: str, says: str) -> None:
+    with pytest.raises(NoSuchRun, match=says):
+        find_run(runs, asked)
+
+
+@pytest.mark.parametrize("target", ["../outside", "linked", "nowhere", None])
+def test_last_without_a_good_link_is_the_newest(runs: Path, target: str | None) -> None:
+    (runs / "latest").unlink()
+    if target is not None:
+        (runs / "latest").symlink_to(target)
+    assert find_run(runs, "last").id == THIRD
+
+
+def test_the_newest_run_is_listed_first(runs: Path) -> None:
+    assert [run.id for run in list_runs(runs)] == [THIRD, SECOND, FIRST]
+    assert list_runs(runs / "nowhere") == []
+
+
+def test_a_folder_that_cannot_be_read_is_listed_as_such(runs: Path) -> None:
+    (runs / FIRST / "run.json").write_text("{torn")
+    (runs / SECOND / "run.json").write_text("[1]")
+    assert [run.status for run in list_runs(runs)] == ["finished", "unreadable", "unreadable"]
+
+
+def test_a_run_lives_as_long_as_its_very_process(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "mine", "train", "")
+    assert read_run(folder.path).status == "running"
+    mine = json.loads((folder.path / "run.json").read_text())
+    amend(folder.path, pid_start=mine["pid_start"] + 1)  # the pid was given away again
+    assert read_run(folder.path).status == "lost"
+    folder.end("finished", None)
+    assert read_run(folder.path).status == "finished"
+    assert read_run(dead_run(tmp_path)).status == "lost"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"host": "elsewhere", "boot": "another-boot"},
+        {"pid_ns": "pid:[1]"},  # the same kernel, another container
+        {"boot": None, "pid_start": None},  # no /proc
+    ],
+)
+def test_from_elsewhere_a_run_lives_while_its_heart_beats(
+    tmp_path: Path, seen: dict[str, str | None]
+) -> None:
+    folder = dead_run(tmp_path)
+    amend(folder, **seen)
+    beat = folder / "heartbeat"
+    assert read_run(folder).status == "running"
+    old = time.time() - 20
+    os.utime(beat, (old, old))
+    assert read_run(folder).status == "lost"
+
+
+def test_a_heart_that_is_seen_to_beat_lives_whatever_the_clocks_say(tmp_path: Path) -> None:
+    folder = dead_run(tmp_path)
+    amend(folder, host="elsewhere", boot="another-boot")
+    state = read_run(folder).state
+
+    def beat(seconds_ago: float) -> None:
+        then = time.time() - seconds_ago
+        os.utime(folder / "heartbeat", (then, then))
+
+    beat(3600)
+    assert read_run(folder).status == "lost"
+    later = threading.Timer(0.5, beat, (3599,))
+    later.start()
+    assert not surely_gone(state, folder)
+    later.join()
+    assert surely_gone(state, folder)
+
+
+def test_the_list_as_a_table_and_as_json(runs: Path) -> None:
+    evaluation = {"before": {"mean": -0.4123}, "after": {"mean": -0.06}}
+    facts = {
+        "experiment": "black\x1b[31mjack",
+        "status": "finished",
+        "created": time.time() - 7200,
+        "step": 150,
+        "steps": 150,
+        "evaluation": evaluation,
+        "borrows": {"held": 0, "quarantined": ["sandbox sb-1 …"]},
+    }
+    (runs / THIRD / "run.json").write_text(json.dumps(facts))
+    table = mtrl("runs", cwd=runs.parent)
+    assert table.returncode == 0
+    head, first, *_ = table.stdout.splitlines()
+    assert " ".join(head.split()) == "run experiment status step age evaluation quarantined"
+    assert first.split() == [
+        *(THIRD, "black\\x1b[31mjack", "finished", "150/150", "2h"),
+        *("-0.412", "→", "-0.060", "1"),
+    ]
+    listed = json.loads(mtrl("runs", "--json", "--runs-dir", "runs", cwd=runs.parent).stdout)
+    assert [run["run_id"] for run in listed] == [THIRD, SECOND, FIRST]
+    assert (listed[0]["quarantined"], listed[0]["evaluation"]) == (1, evaluation)
+
+
+def test_an_unknown_run_is_one_line_and_exit_3(runs: Path) -> None:
+    ended = mtrl("cancel", "../outside", "--json", cwd=runs.parent)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_folder_without_runs_is_said_to_have_none(tmp_path: Path) -> None:
+    empty = mtrl("runs", "--runs-dir", "nowhere", cwd=tmp_path)
+    assert (empty.returncode, empty.stdout) == (0, "")
+    assert "no runs in nowhere" in empty.stderr
+
+
+def test_listing_and_cancelling_import_nothing_heavy(runs: Path) -> None:
+    script = (
+        "import sys\n"
+        "from mtrl_cli.cli.app import app\n"
+        "for arguments in (['runs'], ['cancel', 'last']):\n"
+        "    app(arguments, standalone_mode=False)\n"
+        "heavy = {'hydra', 'omegaconf', 'yaml', 'numpy', 'httpx', 'aiohttp', 'asyncio', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=runs.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout.splitlines()[-1] == "[]"
