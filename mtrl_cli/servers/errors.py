@@ -135,9 +135,13 @@ def _cause(error: BaseException) -> BaseException:
     # httpx-aiohttp reports every aiohttp.ClientConnectionError as httpx.ConnectTimeout, a reply
     # lost after the request was executed included. Only the original tells the two apart.
     cause = error.__cause__
-    if cause is not None and type(cause).__module__.partition(".")[0] == "aiohttp":
+    if cause is not None and _package(cause) == "aiohttp" != _package(error):
         return cause
     return error
+
+
+def _package(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def _not_connected(error: BaseException) -> bool:
@@ -156,6 +160,8 @@ def _not_connected(error: BaseException) -> bool:
             # the sockets themselves
             "ConnectionRefusedError",
             "gaierror",
+            # ours
+            "StaleConnection",
         }
     )
 
@@ -168,6 +174,8 @@ def _fate(error: BaseException) -> str:
         return f"the server's TLS certificate is not trusted ({one_line(str(error), 120)})"
     if "SSLError" in names:
         return f"no TLS connection ({one_line(str(error), 120)})"
+    if "StaleConnection" in names:
+        return "something nobody asked for came over the idle connection"
     if _not_connected(error):
         if "ConnectionTimeoutError" in names or "ConnectTimeout" in names:
             return "no connection in time"

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mtrl_cli.servers.errors import Verdict, backoff, one_line
-from mtrl_cli.servers.pool import NoReply, Reply
 from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, parse
+from mtrl_cli.servers.transport import NoReply, Reply
 
 Category = Literal["user", "server", "unknown"]
 

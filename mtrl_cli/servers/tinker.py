@@ -44,10 +44,9 @@ from mtrl_cli.servers.interface import (
     LossSpec,
     ModelSpec,
 )
-from mtrl_cli.servers.pool import NoReply, Reply
 from mtrl_cli.servers.tinker_sampling import Counts, Sampling, base_uri
 from mtrl_cli.servers.tinker_training import Training
-from mtrl_cli.servers.transport import Address, Transport
+from mtrl_cli.servers.transport import Address, NoReply, Reply, Transport
 
 T = TypeVar("T")
 

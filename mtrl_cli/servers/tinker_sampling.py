@@ -13,10 +13,9 @@ from typing import Any
 
 from mtrl_cli.rollout.ports import SampleRequest
 from mtrl_cli.servers.errors import Budget, Verdict, says_context_full
-from mtrl_cli.servers.pool import NoReply, Reply
 from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
 from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in, parse, sample_body
-from mtrl_cli.servers.transport import Transport
+from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
 _ATTEMPTS = 10
 _BASE = "base://"

@@ -22,11 +22,10 @@ from typing import Any, TypeVar
 
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
 from mtrl_cli.servers.interface import Accepted, Call
-from mtrl_cli.servers.pool import NoReply, Reply
 from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
 from mtrl_cli.servers.tinker_codec import MalformedReply, name_in, parse
 from mtrl_cli.servers.tinker_sampling import Counts
-from mtrl_cli.servers.transport import Transport
+from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
 T = TypeVar("T")
 

@@ -1,9 +1,8 @@
 """HTTP to one training service: two doors, one address, one key.
 
-**Pooled** is for the calls made every turn (sample and poll). It is `pool.Pool`: a library's
-request and response objects would cost more than the rest of the turn. Broken keep-alive
-connections are met here, where a call can simply be made again. Behind a proxy these calls go
-through the other door, which knows proxies.
+**Pooled** is for the calls made every turn (sample and poll). It talks to the aiohttp session of
+`pooled` itself: httpx's request and response objects would cost more than the rest of the turn.
+Broken keep-alive connections are met here, where a call can simply be made again.
 
 **Single** is for the calls whose outcome matters (create, train, save). It is httpx over aiohttp,
 on a fresh connection each time: a connection that the server has just closed for idleness would
@@ -22,10 +21,11 @@ from urllib.parse import urlsplit
 
 from mtrl_cli.errors import UsageError
 from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply, without_secret
-from mtrl_cli.servers.pool import NoReply, Pool, Reply
 
 if TYPE_CHECKING:
+    import aiohttp
     import httpx
+    import yarl
 
 PREFIX = "/api/v1/"
 CONNECT_SECONDS = 10.0
@@ -41,6 +41,23 @@ _PIECE = 2**18
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), _PIECE):
         yield body[start : start + _PIECE]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply as it came."""
+
+    status: int
+    body: bytes
+    retry_after: str | None = None
+
+
+class NoReply(Exception):  # noqa: N818
+    """A request that ended without a reply; ``verdict`` says whether it may have been executed."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.says)
+        self.verdict = verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +116,8 @@ class Transport:
         self.address = address
         self.limiter = Limiter()
         self._connections = connections
-        self._proxy: str | None = None
-        self._pool: Pool | None = None
+        self._urls: dict[str, yarl.URL] = {}
+        self._session: aiohttp.ClientSession | None = None
         self._client: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
@@ -108,21 +125,22 @@ class Transport:
         import httpx
         import httpx_aiohttp
 
+        from mtrl_cli.servers import pooled
+
         secure = self.address.url.startswith("https")
         context = httpx.create_ssl_context() if secure else None
-        self._proxy = proxy_for(self.address.url)
-        self._pool = Pool(
-            self.address.url + PREFIX,
+        proxy = proxy_for(self.address.url)
+        self._session = pooled.open_session(
             self.address.headers,
             limit=self._connections,
-            connect_seconds=CONNECT_SECONDS,
             keepalive_seconds=_KEEPALIVE_SECONDS,
             context=context,
+            proxy=proxy,
         )
         singles = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=context or True),
             cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=self._proxy,
+            proxy=proxy,
         )
         self._client = httpx.AsyncClient(
             transport=httpx_aiohttp.AiohttpTransport(client=singles, verify=False),
@@ -134,9 +152,9 @@ class Transport:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
-        if self._pool is not None:
-            await self._pool.close()
-        self._pool = self._client = None
+        if self._session is not None:
+            await self._session.close()
+        self._session = self._client = None
 
     async def pooled(
         self, path: str, body: bytes, seconds: float, headers: Mapping[str, str] | None = None
@@ -146,13 +164,32 @@ class Transport:
         Raises:
             NoReply: no reply came.
         """
-        if self._pool is None:
+        import aiohttp
+        import yarl
+
+        session = self._session
+        if session is None:
             raise RuntimeError("the transport is not open")
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = yarl.URL(self.address.url + PREFIX + path)
         if self.limiter.closed:
             await self.limiter.wait()
-        if self._proxy is None:
-            return await self._pool.post(path, body, seconds, headers)
-        return await self.single("POST", path, body, seconds, headers)
+        content: bytes | AsyncIterator[bytes] = body
+        if len(body) > _PIECE:
+            content = _pieces(body)
+            headers = {**(headers or {}), "Content-Length": str(len(body))}
+        # To aiohttp, no seconds left would mean no limit.
+        total = max(seconds, 0.001)
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS)
+        try:
+            reply = await session.post(
+                url, data=content, headers=headers, timeout=timeout, allow_redirects=False
+            )
+            # Read to its end, it gives its connection back; cut short, it closes it.
+            return Reply(reply.status, await reply.read(), reply.headers.get("Retry-After"))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoReply(judge_exception(error)) from None
 
     async def single(
         self,

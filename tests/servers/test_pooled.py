@@ -1,0 +1,214 @@
+"""The pooled door of the transport: what goes out, when a connection is used again, the limits."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from mtrl_cli.servers import transport
+from mtrl_cli.servers.transport import Address, NoReply, Reply, Transport
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+ENDS = (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError)
+STRAY = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstray"
+
+
+@contextlib.asynccontextmanager
+async def serving(*replies, limit=8):
+    """A server that answers the n-th request with the n-th reply, in the pieces given.
+
+    A piece is bytes, a pause in seconds, or None to close. Yields the transport, what arrived,
+    and the connections made.
+    """
+    arrived, connections, tasks = [], [], set()
+    script = list(replies)
+
+    async def handle(reader, writer):
+        connections.append(writer)
+        tasks.add(asyncio.current_task())
+        with contextlib.suppress(*ENDS):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+                arrived.append((head, await reader.readexactly(length)))
+                for piece in script.pop(0):
+                    if piece is None:
+                        writer.close()
+                        return
+                    if isinstance(piece, bytes):
+                        writer.write(piece)
+                        await writer.drain()
+                    else:
+                        await asyncio.sleep(piece)
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    door = Transport(Address.of(f"http://127.0.0.1:{port}", "k"), limit)
+    await door.open()
+    try:
+        yield door, arrived, connections
+    finally:
+        await door.close()
+        server.close()
+        for writer in connections:
+            writer.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
+
+
+async def test_what_is_sent():
+    async with serving([OK]) as (door, arrived, _):
+        reply = await door.pooled("asample", b'{"a":1}', 2.0, {"Prefer": "wait=30"})
+    assert reply == Reply(200, b"hi")
+    head, body = arrived[0]
+    assert body == b'{"a":1}'
+    first, *lines = head.decode().strip().split("\r\n")
+    assert first == "POST /api/v1/asample HTTP/1.1"
+    headers = dict(line.split(": ") for line in lines)
+    assert headers.pop("Host").startswith("127.0.0.1:")
+    assert headers == {
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+        "Content-Length": "7",
+        "Content-Type": "application/json",
+        "Prefer": "wait=30",
+        "User-Agent": "mtrl",
+        "X-API-Key": "k",
+    }
+
+
+async def test_a_large_body_arrives_whole_and_with_its_length():
+    async with serving([OK]) as (door, arrived, _):
+        body = b"x" * 5_000_000
+        await door.pooled("x", body, 5.0)
+    assert arrived[0][1] == body
+
+
+async def test_the_wish_to_wait_is_handed_on():
+    refused = b"HTTP/1.1 429 x\r\nRETRY-AFTER:  3 \r\ncontent-length: 0\r\n\r\n"
+    async with serving([refused]) as (door, _, _):
+        assert await door.pooled("x", b"", 2.0) == Reply(429, b"", "3")
+
+
+async def test_a_redirect_is_not_followed():
+    moved = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
+    async with serving([moved]) as (door, arrived, _):
+        assert (await door.pooled("x", b"", 2.0)).status == 302
+        assert len(arrived) == 1
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reused"),
+    [
+        ([OK], True),
+        ([OK[:20], OK[20:]], True),
+        ([b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"], False),
+        ([b"HTTP/1.1 200 OK\r\n\r\nhi", 0.02, None], False),
+        ([OK + STRAY], False),
+    ],
+    ids=["whole", "in pieces", "close", "until the end", "two at once"],
+)
+async def test_a_connection_is_used_again(pieces, reused):
+    async with serving(pieces, [OK]) as (door, _, connections):
+        for _ in range(2):
+            assert await door.pooled("x", b"", 2.0) == Reply(200, b"hi")
+        assert len(connections) == (1 if reused else 2)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        ([None], "closed before the reply"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Le", None], "closed before the reply"),
+        ([OK[:-1], None], "broke off"),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhi", None], "broke off"),
+        ([b"SSH-2.0-x\r\n\r\n"], "not HTTP"),
+        ([0.4], "no reply in time"),
+        ([OK[:-1], 0.4], "no reply in time"),
+    ],
+)
+async def test_no_reply(pieces, says):
+    async with serving(pieces, [OK]) as (door, _, connections):
+        with pytest.raises(NoReply, match=says) as caught:
+            await door.pooled("x", b"", 0.2)
+        assert caught.value.verdict.outcome == "unknown"
+        assert await door.pooled("x", b"", 2.0) == Reply(200, b"hi")
+        assert len(connections) == 2
+
+
+async def test_a_stray_reply_never_answers_the_next_call():
+    async with serving([OK, 0.02, STRAY], [OK]) as (door, arrived, connections):
+        assert (await door.pooled("x", b"", 2.0)).body == b"hi"
+        await asyncio.sleep(0.1)
+        with pytest.raises(NoReply, match="nobody asked for") as caught:
+            await door.pooled("x", b"", 2.0)
+        assert caught.value.verdict.outcome == "transient"
+        assert len(arrived) == 1
+        assert (await door.pooled("x", b"", 2.0)).body == b"hi"
+        assert len(connections) == 2
+
+
+async def test_an_idle_connection_that_fills_with_garbage_is_not_used():
+    async with serving([OK, 0.02, b"garbage\r\n\r\n"], [OK]) as (door, _, connections):
+        assert (await door.pooled("x", b"", 2.0)).body == b"hi"
+        await asyncio.sleep(0.1)
+        assert (await door.pooled("x", b"", 2.0)).body == b"hi"
+        assert len(connections) == 2
+
+
+async def test_a_connection_that_the_server_closed_is_not_used():
+    async with serving([OK, None], [OK]) as (door, _, connections):
+        await door.pooled("x", b"", 2.0)
+        await asyncio.sleep(0.05)
+        assert (await door.pooled("x", b"", 2.0)).body == b"hi"
+        assert len(connections) == 2
+
+
+async def test_an_idle_connection_is_trusted_for_a_while_only(monkeypatch):
+    monkeypatch.setattr(transport, "_KEEPALIVE_SECONDS", 0.05)
+    async with serving([OK], [OK]) as (door, _, connections):
+        await door.pooled("x", b"", 2.0)
+        await asyncio.sleep(0.1)
+        await door.pooled("x", b"", 2.0)
+        assert len(connections) == 2
+
+
+async def test_the_limit_holds_and_everybody_gets_a_turn():
+    replies = [[0.01, OK] for _ in range(20)]
+    async with serving(*replies, limit=3) as (door, _, connections):
+        done = await asyncio.gather(*(door.pooled("x", b"", 5.0) for _ in range(20)))
+        assert {reply.body for reply in done} == {b"hi"}
+        assert len(connections) == 3
+
+
+async def test_who_leaves_gives_the_place_back():
+    async with serving([5.0], [OK], limit=1) as (door, _, _):
+        first = asyncio.create_task(door.pooled("x", b"", 5.0))
+        await asyncio.sleep(0.05)
+        with pytest.raises(NoReply, match="in time"):
+            await door.pooled("x", b"", 0.05)
+        waiting = [asyncio.create_task(door.pooled("x", b"", 5.0)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        waiting[0].cancel()
+        first.cancel()
+        assert (await waiting[1]).body == b"hi"
+        results = await asyncio.gather(first, waiting[0], return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+
+
+async def test_no_time_left_is_not_for_ever():
+    async with serving([5.0]) as (door, _, _):
+        with pytest.raises(NoReply, match="in time"):
+            await door.pooled("x", b"", -1.0)
+
+
+async def test_nobody_listens():
+    async with serving() as (door, _, _):
+        pass
+    await door.open()
+    with pytest.raises(NoReply, match="connection refused") as caught:
+        await door.pooled("x", b"", 2.0)
+    await door.close()
+    assert caught.value.verdict.outcome == "transient"
