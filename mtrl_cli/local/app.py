@@ -40,6 +40,9 @@ Get = Callable[..., Answer]
 _T = TypeVar("_T")
 _HEADERS = {hdrs.CONTENT_TYPE: codec.CONTENT_TYPE}
 _BUSY = {**_HEADERS, hdrs.RETRY_AFTER: "1"}
+_WAITED: dict[str, str] = {**_HEADERS, "Preference-Applied": "wait"}
+_ASAMPLE = PREFIX + "asample"
+_WAIT = re.compile(r"""(?:^|,)\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=[,;]|$)""", re.IGNORECASE)
 _TOO_LARGE = f"body: larger than {MAX_BODY} bytes; send fewer data in one request"
 
 
@@ -83,6 +86,8 @@ class App:
             if request.method == "POST":
                 handler = self._post(target)
                 raw = await _body(request)
+                if target == _ASAMPLE and (seconds := _preferred_wait(request)) > 0:
+                    return await self._sample_and_wait(codec.parse(raw), seconds)
                 reply = handler(codec.parse(raw), raw)
             else:
                 reply = self._get(request.method, target)
@@ -170,6 +175,19 @@ class App:
     def _sample(self, body: Body, raw: bytes) -> Answer:
         request_id = self._service.sampling.submit(codec.sample(body))
         return _promise(request_id) if isinstance(request_id, str) else _promised(request_id)
+
+    async def _sample_and_wait(self, body: Body, seconds: float) -> web.Response:
+        """One reply in place of two: the result with its request id, if it comes in time."""
+        service = self._service
+        request_id = service.sampling.submit(codec.sample(body))
+        if not isinstance(request_id, str):
+            request_id = await request_id
+        patience = min(seconds, service.settings.patience)
+        answer = await service.promises.retrieve(request_id, patience)
+        if answer is None:
+            return web.Response(body=_promise(request_id), headers=_HEADERS)
+        merged = b'{"request_id":"%b",%b' % (request_id.encode(), answer[1:])
+        return web.Response(body=merged, headers=_WAITED)
 
     def _train(self, backward: bool, body: Body, raw: bytes) -> Reply:
         digest = _digest("forward_backward" if backward else "forward", raw)
@@ -328,6 +346,12 @@ async def _body(request: web.BaseRequest) -> bytes:
         raise RefusedError(413, _TOO_LARGE) from None
     except web.RequestPayloadError as error:
         raise RefusedError(400, f"body: cannot be read ({error!s:.200})") from None
+
+
+def _preferred_wait(request: web.BaseRequest) -> float:
+    """Seconds of RFC 7240's ``Prefer: wait=N``; a preference that is not understood is none."""
+    match = _WAIT.search(",".join(request.headers.getall("Prefer", ())))
+    return 0.0 if match is None else float(match[1])
 
 
 def _unhappy(error: Exception) -> web.Response:

@@ -56,6 +56,52 @@ def test_a_seed_decides(client: Client) -> None:
     assert len({str(s["tokens"]) for s in many["sequences"]}) == 3
 
 
+def prefer(client: Client, wait: str, body: object) -> httpx.Response:
+    response = client.http.post("/api/v1/asample", json=body, headers={"Prefer": wait})
+    assert response.status_code == 200, response.text
+    return response
+
+
+@pytest.mark.parametrize("wait", ["wait=10", 'respond-async, Wait = "10"; x=y', "wait=10, wait=0"])
+def test_who_prefers_to_wait_gets_the_result_in_one_reply(client: Client, wait: str) -> None:
+    sampler = open_base(client, client.session())
+    body = sample(sampler, [1, 2], params={"seed": 5})
+    response = prefer(client, wait, body)
+    assert response.headers["Preference-Applied"] == "wait"
+    merged = response.json()
+    request_id = merged.pop("request_id")
+    assert merged == client.done("asample", body)
+    assert merged == client.result(request_id)
+
+
+@pytest.mark.parametrize("wait", ["wait=0", "wait", "wait=soon", "respond-async", "await=10", ""])
+def test_any_other_preference_gets_the_promise(client: Client, wait: str) -> None:
+    sampler = open_base(client, client.session())
+    response = prefer(client, wait, sample(sampler, [1], params={"seed": 5}))
+    assert "Preference-Applied" not in response.headers
+    assert set(response.json()) == {"request_id", "future_id", "status"}
+
+
+def test_a_wait_ends_with_its_seconds_and_with_the_longest_poll(base: Path, tmp_path: Path) -> None:
+    with serving(tmp_path / "store", base, "--poll", "0.01") as client:
+        sampler = open_base(client, client.session())
+        body = sample(sampler, [1], 120, num_samples=64)
+        replies = [prefer(client, "wait=60", body) for _ in range(3)]
+        late = [reply for reply in replies if "Preference-Applied" not in reply.headers]
+        assert late
+        assert all(reply.elapsed.total_seconds() < 5 for reply in replies)
+        result = client.result(late[0].json()["request_id"])
+        assert len(result["sequences"]) == 64
+
+
+def test_what_fails_while_it_is_waited_for_says_so(client: Client) -> None:
+    response = client.http.post(
+        "/api/v1/asample", json=sample("sampling_none", [1]), headers={"Prefer": "wait=10"}
+    )
+    assert response.status_code == 404
+    assert "Preference-Applied" not in response.headers
+
+
 def test_a_stop_id_is_the_last_token(client: Client) -> None:
     sampler = open_base(client, client.session())
     stops = list(range(1, SHAPE.vocab))

@@ -41,6 +41,7 @@ async def test_it_serves_until_it_is_stopped(tmp_path):
         sample = await client.sample(turn(policy, max_tokens=3))
         assert len(sample.tokens) == len(sample.logprobs) <= 3
         assert sample.policy == policy
+        assert client.counts.polls == 0  # the result came with the reply
         await client.close()
     assert gone(pid)
     embedded.stop()
