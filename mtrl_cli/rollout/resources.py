@@ -90,7 +90,8 @@ class RolloutResources:
         self._patience = patience
         self._observer = observer
         self._live: dict[str, Borrow] = {}
-        self._late: set[asyncio.Task[None]] = set()
+        self._late: dict[asyncio.Task[None], float] = {}
+        """Releases that did not end in time → until when they are waited for."""
         self._numbers = itertools.count(1)
 
     @property
@@ -116,9 +117,13 @@ class RolloutResources:
             await finish(scope.settle())
 
     async def settle(self) -> tuple[Borrow, ...]:
-        """Wait once more, within patience, for what comes back late; return what is quarantined."""
+        """Wait once more, within patience, for what comes back late; return what is quarantined.
+
+        Once more is all: who settles again does not wait for the same things again.
+        """
         if self._late:
-            await asyncio.wait(self._late, timeout=self._patience)
+            left = max(self._late.values()) - asyncio.get_running_loop().time()
+            await asyncio.wait(self._late, timeout=max(0.0, left))
         return self.quarantined
 
     async def close(self) -> tuple[Borrow, ...]:
@@ -158,8 +163,8 @@ class RolloutResources:
     def release_late(self, work: Coroutine[Any, Any, None]) -> None:
         """Keep a release that did not end in time; it may still do."""
         task = asyncio.ensure_future(work)
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
+        self._late[task] = asyncio.get_running_loop().time() + self._patience
+        task.add_done_callback(lambda done: self._late.pop(done, None))
 
     @property
     def patience(self) -> float:
