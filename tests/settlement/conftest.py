@@ -1,0 +1,29 @@
+"""Cells run side by side, in this process's threads."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.settlement.cells import Result, run_cell
+from tests.settlement.matrix import AT_ONCE, Cell
+from tests.settlement.ways import BY_NAME
+
+
+@pytest.fixture(scope="session")
+def cell_result(request: pytest.FixtureRequest) -> Iterator[Callable[[Cell], Result]]:
+    """The result of a cell. All cells that this session will ask for begin at the first one."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running: dict[Cell, Future[Result]] = {}
+        for item in request.session.items:
+            parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(
+                item, "callspec"
+            ) else {}  # fmt: skip
+            if cell := parameters.get("cell"):
+                phase, way, embedded = cell
+                running[cell] = pool.submit(run_cell, phase, BY_NAME[way], embedded=embedded)
+        try:
+            yield lambda cell: running[cell].result()
+        finally:
+            for future in running.values():
+                future.cancel()
