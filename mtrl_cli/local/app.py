@@ -38,9 +38,9 @@ Post = Callable[[Body, bytes], Answer]
 Get = Callable[..., Answer]
 
 _T = TypeVar("_T")
-_HEADERS = {hdrs.CONTENT_TYPE: codec.CONTENT_TYPE}
+_HEADERS: dict[str, str] = {hdrs.CONTENT_TYPE: codec.CONTENT_TYPE}
 _BUSY = {**_HEADERS, hdrs.RETRY_AFTER: "1"}
-_WAITED: dict[str, str] = {**_HEADERS, "Preference-Applied": "wait"}
+_WAITED = {**_HEADERS, "Preference-Applied": "wait"}
 _ASAMPLE = PREFIX + "asample"
 _WAIT = re.compile(r"""(?:^|,)\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=[,;]|$)""", re.IGNORECASE)
 _TOO_LARGE = f"body: larger than {MAX_BODY} bytes; send fewer data in one request"
