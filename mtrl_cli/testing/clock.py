@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-HORIZON = 1e6
+HORIZON = 1e4
 """Virtual seconds after which a program counts as running for ever."""
 
 

@@ -116,7 +116,7 @@ def draw(seed: int) -> Schedule:
         harness=dice.random() < 0.5,
         external=dice.random() < 0.5,
         training=dice.choice((0.0, dice.uniform(0, 5))),
-        impatience=dice.choice((None, dice.uniform(0.01, 2))),
+        impatience=dice.choice((None, dice.uniform(0.1, 2))),
         quiesces=dice.random() < 0.2,
         disturbances=disturbances,
     )

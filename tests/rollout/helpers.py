@@ -1,17 +1,18 @@
 """Shorthand for the rollout tests: one admission, one scripted policy, one call to play."""
 
+import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.group import FailureRule, Group
-from mtrl_cli.rollout.ports import Sample, SampleRequest, SamplingParams
+from mtrl_cli.rollout.ports import Message, Sample, SampleRequest, SamplingParams, TaskSample
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.testing.clock import run_virtual
-from mtrl_cli.testing.world import NumberChat, NumberTask, World
+from mtrl_cli.testing.world import END, NumberChat, NumberTask, World
 
 BUDGET = Budget(turn_tokens=8, trajectory_tokens=100, context=200, max_turns=4, deadline=10)
 
@@ -64,6 +65,45 @@ async def play_groups(
         failure_rule=FailureRule(**options),  # type: ignore[arg-type]
     )
     return await rollout.run(admissions)
+
+
+@dataclass
+class Delays:
+    """A policy that answers a group after its number of seconds, and raises what it is told."""
+
+    errors: Mapping[int, BaseException] = field(default_factory=dict)
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        group = request.tokens[1] - 10
+        await asyncio.sleep(group)
+        if group in self.errors:
+            raise self.errors[group]
+        return said(101, END)
+
+
+@dataclass(frozen=True)
+class GroupTask(NumberTask):
+    """Its prompt tells the policy which group is asking."""
+
+    def messages(self, sample: TaskSample, observation: str) -> Sequence[Message]:
+        return [{"role": "user", "content": str(10 + sample.seed)}]
+
+
+def rollout_of(policy: Any = None, **options: Any) -> ClientMultiTurnRollout:
+    given = {
+        "policy": policy or Delays(),
+        "chat": NumberChat(),
+        "task": GroupTask(),
+        "envs": World(),
+        "resources": RolloutResources(patience=1),
+        **options,
+    }
+    return ClientMultiTurnRollout(**given)
+
+
+def admit(rollout: ClientMultiTurnRollout, *groups: int) -> None:
+    for group in groups:
+        rollout.admit(admission(group=group))
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

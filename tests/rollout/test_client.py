@@ -1,8 +1,8 @@
-"""`ClientMultiTurnRollout` as its users know it: admit, poll, collect, groups, stop; harnesses."""
+"""`ClientMultiTurnRollout` as its users know it: admit, poll, collect, groups, stop."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,62 +10,14 @@ import pytest
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout, RolloutStopped
 from mtrl_cli.rollout.driver import StreamingDriver
-from mtrl_cli.rollout.group import FailureRule, Group
-from mtrl_cli.rollout.lending import Lender
+from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import (
-    AssistantTurn,
-    Harness,
-    InfrastructureFailure,
-    Message,
     Sample,
     SampleRequest,
-    TaskSample,
-    ToolCall,
 )
-from mtrl_cli.rollout.resources import RolloutResources
-from mtrl_cli.rollout.trajectory import Stop
-from mtrl_cli.testing.world import END, NumberChat, NumberTask, World
-from tests.rollout.helpers import admission, said, virtual
-
-
-@dataclass
-class Delays:
-    """A policy that answers a group after its number of seconds, and raises what it is told."""
-
-    errors: Mapping[int, BaseException] = field(default_factory=dict)
-
-    async def sample(self, request: SampleRequest) -> Sample:
-        group = request.tokens[1] - 10
-        await asyncio.sleep(group)
-        if group in self.errors:
-            raise self.errors[group]
-        return said(101, END)
-
-
-@dataclass(frozen=True)
-class GroupTask(NumberTask):
-    """Its prompt tells the policy which group is asking."""
-
-    def messages(self, sample: TaskSample, observation: str) -> Sequence[Message]:
-        return [{"role": "user", "content": str(10 + sample.seed)}]
-
-
-def rollout_of(policy: Any = None, **options: Any) -> ClientMultiTurnRollout:
-    given = {
-        "policy": policy or Delays(),
-        "chat": NumberChat(),
-        "task": GroupTask(),
-        "envs": World(),
-        "resources": RolloutResources(patience=1),
-        **options,
-    }
-    return ClientMultiTurnRollout(**given)
-
-
-def admit(rollout: ClientMultiTurnRollout, *groups: int) -> None:
-    for group in groups:
-        rollout.admit(admission(group=group))
+from mtrl_cli.testing.world import END, World
+from tests.rollout.helpers import Delays, admission, admit, rollout_of, said, virtual
 
 
 def ids(groups: Sequence[Group]) -> list[int]:
@@ -308,131 +260,3 @@ class TestDriver:
             async with StreamingDriver(rollout, admit_first, PolicySnapshot("v0", 0), per_step=2):
                 raise AssertionError("must not be entered")
         assert (rollout.in_flight, rollout.resources.live) == (0, ())
-
-
-# --- harnesses ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Memory:
-    """A harness with a memory: it answers each call with how many it has answered."""
-
-    key: str
-    metadata: Mapping[str, Any]
-    answered: int = 0
-    users: set[str] = field(default_factory=set)
-
-    async def open(self, sample: TaskSample, member: int, observation: str) -> Sequence[Message]:
-        self.users.add(f"g{sample.seed}/m{member}")
-        return [{"role": "user", "content": f"{10 + sample.seed}"}]
-
-    async def calls(self, turn: AssistantTurn) -> Sequence[ToolCall]:
-        return turn.calls
-
-    async def answer(self, call: ToolCall, text: str) -> str:
-        self.answered += 1
-        return f"{40 + self.answered}"
-
-    async def close(self) -> None:
-        self.key += " closed"
-
-
-@dataclass
-class Memories:
-    """`HarnessFactory`; ``on_make`` fails the first makes."""
-
-    on_make: list[Exception] = field(default_factory=list)
-    made: list[Memory] = field(default_factory=list)
-
-    def lender(self, metadata: Mapping[str, Any]) -> Lender[Harness]:
-        async def make(key: str) -> Harness:
-            if self.on_make:
-                raise self.on_make.pop(0)
-            self.made.append(Memory(key, metadata))
-            return self.made[-1]
-
-        return Lender("harness", make, lambda harness: harness.close())
-
-
-class TestHarness:
-    @virtual
-    async def test_no_two_trajectories_ever_share_one(self) -> None:
-        memories = Memories()
-        async with rollout_of(harnesses=memories) as rollout:
-            for group in range(3):
-                rollout.admit(admission(size=4, group=group))
-            groups = await rollout.collect()
-        assert len(memories.made) == 12
-        assert sorted(user for memory in memories.made for user in memory.users) == [
-            f"g{group}/m{member}" for group in range(3) for member in range(4)
-        ]
-        assert {memory.answered for memory in memories.made} == {1}
-        answers = {t.turns[0].calls[0].answer for group in groups for t in group.members}
-        assert answers == {"41"}  # everyone's first
-        assert all(memory.key.endswith(" closed") for memory in memories.made)
-
-    @virtual
-    async def test_one_that_cannot_begin_is_named_and_the_environment_goes_back(self) -> None:
-        world = World()
-        memories = Memories([InfrastructureFailure("the agent's image is missing")])
-        rule = FailureRule("drop")
-        async with rollout_of(harnesses=memories, envs=world, failure_rule=rule) as rollout:
-            admit(rollout, 0)
-            [group] = await rollout.collect()
-        [failure] = group.failures
-        assert (failure.stop, failure.reward) == (Stop.ENV_FAILURE, None)
-        assert failure.failure == "the agent's image is missing"
-        assert (world.opened, world.live, rollout.resources.live) == (1, 0, ())
-
-    @virtual
-    async def test_a_bug_in_its_making_surfaces_and_the_environment_goes_back(self) -> None:
-        world = World()
-        memories = Memories([ZeroDivisionError("a bug in the harness")])
-        async with rollout_of(harnesses=memories, envs=world) as rollout:
-            admit(rollout, 0)
-            with pytest.raises(ZeroDivisionError, match="a bug in the harness"):
-                await rollout.collect()
-        assert (world.opened, world.live) == (1, 0)
-
-    @virtual
-    async def test_a_refill_gets_a_fresh_one(self) -> None:
-        memories = Memories([InfrastructureFailure("gone")])
-        async with rollout_of(harnesses=memories) as rollout:
-            admit(rollout, 0)
-            [group] = await rollout.collect()
-        assert (group.failed, len(group.failures), len(memories.made)) == (None, 1, 1)
-        assert "/r1/" in memories.made[0].key
-
-
-class TestAdmissionMetadata:
-    @virtual
-    async def test_it_reaches_the_harness_and_the_trajectory_as_it_was_given(self) -> None:
-        given = {"agent": {"tools": ["a", {"name": "b"}]}, "labels": {"x"}, "depth": 3}
-        made = replace(admission(size=2), harness=given, template={"thinking": [True]})
-        given["agent"]["tools"].append("added later")  # type: ignore[index]
-        given["depth"] = 4
-        memories = Memories()
-        async with rollout_of(harnesses=memories) as rollout:
-            rollout.admit(made)
-            [group] = await rollout.collect()
-        expected = {"agent": {"tools": ("a", {"name": "b"})}, "labels": {"x"}, "depth": 3}
-        for member in group.members:
-            assert member.admission.group is made
-            assert member.admission.group.harness == expected
-        assert all(memory.metadata == expected for memory in memories.made)
-
-    def test_it_cannot_be_changed_at_any_depth(self) -> None:
-        made = replace(admission(), harness={"agent": {"tools": ["a", {"name": "b"}]}, "s": {1}})
-        metadata: Any = made.harness
-        with pytest.raises(TypeError):
-            metadata["agent"] = 1
-        with pytest.raises(TypeError):
-            metadata["agent"]["tools"] = 1
-        with pytest.raises(TypeError):
-            metadata["agent"]["tools"][0] = 1
-        with pytest.raises(TypeError):
-            metadata["agent"]["tools"][1]["name"] = 1
-        with pytest.raises(AttributeError):
-            metadata["s"].add(2)
-        with pytest.raises(AttributeError):
-            made.harness = {}  # type: ignore[misc]

@@ -18,8 +18,8 @@ from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import Sample, SampleRequest
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.testing.clock import run_virtual
-from mtrl_cli.testing.world import END, NumberChat, NumberTask, World
-from tests.rollout.helpers import admission, said, virtual
+from mtrl_cli.testing.world import END, NumberChat, World
+from tests.rollout.helpers import GroupTask, admission, said, virtual
 
 
 @dataclass
@@ -46,14 +46,6 @@ class Gate:
     def release_all(self) -> None:
         self.everything = True
         self.changed.set()
-
-
-@dataclass(frozen=True)
-class GroupTask(NumberTask):
-    """Its prompt tells the policy which group is asking."""
-
-    def messages(self, sample: object, observation: str) -> list[dict[str, str]]:
-        return [{"role": "user", "content": str(10 + sample.seed)}]  # type: ignore[attr-defined]
 
 
 def admissions(groups: int | None) -> Callable[[int, PolicySnapshot], GroupAdmission | None]:
