@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mtrl_cli.servers.errors import Verdict, backoff, one_line
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, parse
+from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, parse_aside
 from mtrl_cli.servers.transport import NoReply, Reply
 
 Category = Literal["user", "server", "unknown"]
@@ -89,7 +89,7 @@ async def await_promise(
         try:
             reply = await post("retrieve_future", body, min(LONGEST_POLL, deadline - began))
             if reply.status == 200:
-                answer = parse(reply.body)
+                answer = await parse_aside(reply.body)
                 ending = _ending(answer)
                 if ending is not None:
                     return ending

@@ -6,9 +6,10 @@ is a number. Whether the values may be trained on is the trajectory's question, 
 padded, cut or repaired here; a logprob that is missing stays missing.
 """
 
+import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,8 @@ from mtrl_cli.servers.interface import AdamSpec, Datum, ForwardBackwardResult, L
 
 TX_LORA_ALPHA = 32.0
 """What servers without an ``alpha`` field use."""
+
+_LARGE = 2**18
 
 _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -183,19 +186,30 @@ def _number(value: float) -> bytes:
 # --- results --------------------------------------------------------------------------------
 
 
-def parse(body: bytes) -> Mapping[str, Any]:
-    """A reply's JSON object.
+def parse(body: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Mapping[str, Any]:
+    """A reply's JSON object. ``hook`` is called with every object inside it.
 
     Raises:
         MalformedReply: it is not one.
     """
     try:
-        value = json.loads(body)
+        value = json.loads(body, object_hook=hook)
     except (ValueError, RecursionError):
         raise MalformedReply(f"the reply is not JSON: {_say(body)}") from None
     if not isinstance(value, dict):
         raise MalformedReply(f"the reply is not a JSON object: {_say(body)}")
     return value
+
+
+async def parse_aside(body: bytes) -> Mapping[str, Any]:
+    """`parse`, on a thread where the body is large.
+
+    One call of the JSON parser holds the interpreter to its end. The hook, which does nothing,
+    is what lets the event loop run in between: after every object, a datum's array for example.
+    """
+    if len(body) < _LARGE:
+        return parse(body)
+    return await asyncio.to_thread(parse, body, lambda value: value)
 
 
 def name_in(reply: Mapping[str, Any], key: str) -> str:

@@ -57,7 +57,7 @@ class Training:
         accepted(request)
         result = await self._result(call, request, deadline)
         try:
-            return call.decode(result)
+            return await asyncio.to_thread(call.decode, result)  # it may be a batch's logprobs
         except MalformedReply as error:
             raise self._unknown(call, str(error), request) from None
 

@@ -4,8 +4,10 @@
 
 `Operations` owns the server-side model of one attempt of a run and its sequence counter. Each
 call is built completely, its intent and digest are written and fsynced, then it is executed
-once. ``refused`` means that it surely was not executed, ``unknown`` that it may have been; both
-end the run's attempt here, and nothing is sent again by itself.
+once. A sequence number is used up by a call that was built, in the order in which calls are
+sent: one that is cancelled or turned down before that leaves no gap. ``refused`` means that a
+call surely was not executed, ``unknown`` that it may have been; both end the run's attempt here,
+and nothing is sent again by itself.
 
 A call in flight is awaited also when the caller is cancelled, for `PATIENCE` seconds more: its
 effect cannot be taken back, so its outcome should be known. What has no outcome by then is given
@@ -14,7 +16,7 @@ up as ``unknown``, or a server that hangs could not be left.
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -65,7 +67,7 @@ class Operations:
 
     async def create_model(self, spec: ModelSpec) -> None:
         """Create the server-side model; see `server_model` for its life as a borrow."""
-        self._model = await self._run(self._service.create_model(spec), patience=0)
+        self._model = await self._run(lambda _: self._service.create_model(spec), patience=0)
 
     async def forward_backward(
         self, data: Sequence[Datum], loss: LossSpec
@@ -75,29 +77,34 @@ class Operations:
         Raises:
             TrainingError: an array breaks a rule (nothing was sent), or the result is not finite.
         """
-        check_data(data, self._vocab)
-        call = self._service.forward_backward(self.model, self._next_seq(), data, loss)
-        result = await self._run(call)
+
+        def build(seq: int) -> Call[ForwardBackwardResult]:
+            check_data(data, self._vocab)
+            return self._service.forward_backward(self.model, seq, data, loss)
+
+        # A batch is megabytes of text: written on the event loop it would hold up every turn.
+        result = await self._run(build, aside=True)
         _check_result(result, data)
         return result
 
     async def optim_step(self, adam: AdamSpec) -> Mapping[str, float]:
         """Step the optimizer on what was accumulated, and clear it."""
-        return await self._run(self._service.optim_step(self.model, self._next_seq(), adam))
+        return await self._run(lambda seq: self._service.optim_step(self.model, seq, adam))
 
     async def publish(self, name: str) -> str:
         """Fix the current weights as an immutable snapshot and return its URI."""
-        return await self._run(self._service.publish(self.model, self._next_seq(), name))
+        return await self._run(lambda seq: self._service.publish(self.model, seq, name))
 
     async def save_state(self, name: str) -> str:
         """Save weights and optimizer state for a resume, and return the URI."""
-        return await self._run(self._service.save_state(self.model, self._next_seq(), name))
+        return await self._run(lambda seq: self._service.save_state(self.model, seq, name))
 
     async def unload_model(self) -> None:
         """Return the server-side model. Idempotent; does nothing where none is held."""
-        if self._model is None:
+        model = self._model
+        if model is None:
             return
-        await self._run(self._service.unload_model(self._model), patience=0)
+        await self._run(lambda _: self._service.unload_model(model), patience=0)
         self._model = None
 
     def server_model(self, spec: ModelSpec) -> Lender[str]:
@@ -121,13 +128,20 @@ class Operations:
             perhaps_made=lambda error: isinstance(error, Unknown | asyncio.CancelledError),
         )
 
-    def _next_seq(self) -> int:
-        self._seq += 1
-        return self._seq
+    async def _run(
+        self, build: Callable[[int], Call[T]], *, aside: bool = False, patience: float = PATIENCE
+    ) -> T:
+        """Build the call of the next sequence number and execute it.
 
-    async def _run(self, call: Call[T], *, patience: float = PATIENCE) -> T:
-        """``patience`` 0 is for calls of a borrow: its scope has been patient already."""
+        Args:
+            aside: build it on a thread.
+            patience: 0 is for calls of a borrow: its scope has been patient already.
+        """
         async with self._one_at_a_time:
+            seq = self._seq + 1
+            call = await asyncio.to_thread(build, seq) if aside else build(seq)
+            if call.seq is not None:
+                self._seq = seq
             return await finish(self._execute(call), patience)
 
     async def _execute(self, call: Call[T]) -> T:

@@ -1,0 +1,134 @@
+"""Training calls: their order and numbers, and that a large batch does not hold up the loop."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mtrl_cli.runs.files import read_records
+from mtrl_cli.runs.ledger import Ledger
+from mtrl_cli.servers.interface import Capabilities
+from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker_codec import parse, parse_aside
+from mtrl_cli.servers.transport import Address
+from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+from mtrl_cli.training.operations import Operations, TrainingError
+from tests.servers.calls import ADAM, LOSS, SPEC, datum
+
+
+@pytest.fixture
+async def world(tmp_path):
+    """A scripted server, the operations of a run on it, and what the ledger holds of calls."""
+    async with ScriptedPolicyServer() as server:
+        client = TinkerService(
+            Address.of(server.url, None),
+            "scripted",
+            Capabilities("immutable", True, True, True, True),
+        )
+        await client.connect()
+        ledger = Ledger(tmp_path / "ledger.jsonl")
+        operations = Operations(client, ledger, attempt=1, vocab=1000)
+        await operations.create_model(SPEC)
+
+        def calls():
+            return [
+                (line["key"], line["state"])
+                for line in read_records(tmp_path / "ledger.jsonl")
+                if line["key"] != "a1/create_model"
+            ]
+
+        yield server, client, operations, calls
+        ledger.close()
+        await client.close()
+
+
+def slowly_built(client, monkeypatch, seconds):
+    build = type(client).forward_backward
+
+    def slow(self, *args):
+        time.sleep(seconds)
+        return build(self, *args)
+
+    monkeypatch.setattr(type(client), "forward_backward", slow)
+
+
+def sent(server):
+    return [
+        (request.endpoint, request.body["seq_id"])
+        for request in server.requests()
+        if request.endpoint in ("forward_backward", "optim_step", "save_weights")
+    ]
+
+
+async def test_a_call_that_takes_long_to_build_keeps_its_place(world, monkeypatch):
+    server, client, operations, calls = world
+    slowly_built(client, monkeypatch, 0.05)
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.005)
+
+    ticker = asyncio.create_task(tick())
+    await asyncio.gather(
+        operations.forward_backward([datum()], LOSS),
+        operations.optim_step(ADAM),
+        operations.forward_backward([datum()], LOSS),
+        operations.save_state("s"),
+    )
+    ticker.cancel()
+    assert ticks > 8
+    expected = ["forward_backward", "optim_step", "forward_backward", "save_weights"]
+    assert sent(server) == [(name, seq) for seq, name in enumerate(expected, start=1)]
+    keys = [key for key, state in calls() if state == "intent"]
+    assert keys == ["a1/forward_backward/1", "a1/optim_step/2", "a1/forward_backward/3",
+                    "a1/save_state/4"]  # fmt: skip
+    assert [state for _, state in calls()] == ["intent", "accepted", "done"] * 4
+
+
+async def test_one_cancelled_while_it_is_built_leaves_no_gap(world, monkeypatch):
+    server, client, operations, calls = world
+    slowly_built(client, monkeypatch, 0.1)
+    building = asyncio.create_task(operations.forward_backward([datum()], LOSS))
+    await asyncio.sleep(0.03)
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    await operations.optim_step(ADAM)
+    await asyncio.sleep(0.1)
+    assert sent(server) == [("optim_step", 1)]
+    assert calls()[0] == ("a1/optim_step/1", "intent")
+
+
+async def test_one_turned_down_leaves_no_gap(world):
+    server, _, operations, _ = world
+    bad = replace(datum(), tokens=np.array([1, 336, 1001], dtype=np.int32))
+    with pytest.raises(TrainingError, match="nothing was sent"):
+        await operations.forward_backward([bad], LOSS)
+    await operations.forward_backward([datum()], LOSS)
+    assert sent(server) == [("forward_backward", 1)]
+
+
+async def test_a_large_reply_is_read_in_pieces():
+    row = b'{"logprobs":{"data":[%b]}}' % b",".join([b"-0.123456789"] * 20_000)
+    body = b'{"loss_fn_outputs":[%b]}' % b",".join([row] * 60)
+    longest = 0.0
+
+    async def tick():
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0)
+            longest = max(longest, time.monotonic() - before)
+
+    ticker = asyncio.create_task(tick())
+    began = time.monotonic()
+    answer = await parse_aside(body)
+    took = time.monotonic() - began
+    ticker.cancel()
+    assert answer == parse(body)
+    assert longest < took / 2
