@@ -40,7 +40,11 @@ class RecordFile:
         self._file.write(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
         self._file.flush()
         if durable:
-            os.fsync(self._file.fileno())
+            self.sync()
+
+    def sync(self) -> None:
+        """Wait until everything appended so far is on disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

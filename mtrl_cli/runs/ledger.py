@@ -7,8 +7,11 @@ Each line of ``ledger.jsonl`` moves one entry, named by its ``key``, to its next
 - a **borrow** (server-side model, child process, …): requested → held (with the id it has where
   it lives) → returning → released or quarantined.
 
-Intents and outcomes of training calls are on disk (fsync) before the next thing happens, so that
-whoever reads the ledger after a kill knows more than the run did. Borrows are flushed.
+Every line is handed to the system at once, and so outlives a kill of the process. The intent of a
+training call, and an outcome that is not a success, are also on disk (fsync) before the next thing
+happens. A success goes there with the next intent, or with the `sync` before a commit, whichever
+comes first: an fsync stalls sampling, and a machine that goes down in between leaves a call
+without an outcome, which is taken as unknown.
 """
 
 import time
@@ -49,7 +52,11 @@ class Ledger:
         self._redact = redact
 
     def call(self, key: str, state: str, **facts: Any) -> None:
-        self._append("call", key, state, facts, durable=True)
+        self._append("call", key, state, facts, durable=state not in ("accepted", "done"))
+
+    def sync(self) -> None:
+        """Everything recorded so far is on disk."""
+        self._file.sync()
 
     def borrow(self, key: str, state: str, **facts: Any) -> None:
         self._append("borrow", key, state, facts)

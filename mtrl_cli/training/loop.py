@@ -231,6 +231,7 @@ class TrainingLoop:
         for group, outcome in kept.outcomes.items():
             self._folder.groups.append({"group": group, "state": outcome})
             self._open_groups.discard(group)
+        self._folder.ledger.sync()  # no commit without the calls that it rests on
         self._folder.commits.append(
             {
                 "step": step + 1,
