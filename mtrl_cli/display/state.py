@@ -31,6 +31,9 @@ from mtrl_cli.training.events import (
 RATE_WINDOW = 15
 """Seconds over which throughput is averaged."""
 
+NAMED = 20
+"""Ids that are named of one kind of borrow; the ledger names all."""
+
 ETA_STEPS = 20
 """Steps whose mean duration predicts the rest."""
 
@@ -209,7 +212,7 @@ class RunState:
         for kind, name in self.borrowed.values():
             ids.setdefault(kind, []).extend([] if name is None else [str(name)])
         return [
-            f"{kind} {count}" + (f" ({', '.join(sorted(ids[kind]))})" if ids[kind] else "")
+            f"{kind} {count}" + _bracketed(ids[kind])
             for kind, count in sorted(self.borrowed_by_kind().items())
         ]
 
@@ -324,3 +327,9 @@ class RunState:
 
     def _run_finished(self, event: RunFinished, now: float) -> None:
         self.finished = event
+
+
+def _bracketed(ids: list[str]) -> str:
+    more = len(ids) - NAMED
+    shown = sorted(ids)[:NAMED] + ([f"{more} more"] if more > 0 else [])
+    return f" ({', '.join(shown)})" if shown else ""

@@ -130,6 +130,18 @@ def test_a_borrow_counts_until_it_is_known_to_be_returned(state: RunState) -> No
     assert state.borrowed_by_kind() == {}
 
 
+def test_what_is_borrowed_is_named_by_the_ids_that_are_known(state: RunState) -> None:
+    state.apply(BorrowChanged("m", "server_model", "requested"), 1.0)
+    state.apply(BorrowChanged("a", "env", "held"), 1.0)
+    assert state.borrowed_names() == ["env 1", "server_model 1"]
+    state.apply(BorrowChanged("m", "server_model", "held", "model_1"), 1.0)
+    assert state.borrowed_names() == ["env 1", "server_model 1 (model_1)"]
+    for number in range(20):
+        state.apply(BorrowChanged(f"n{number}", "server_model", "held", number), 1.0)
+    assert state.borrowed_names()[1].startswith("server_model 21 (0, 1, 10, ")
+    assert state.borrowed_names()[1].endswith(", 1 more)")
+
+
 def test_unknown_events_are_not_for_this_screen(state: RunState) -> None:
     state.apply(object(), 1.0)
 

@@ -10,9 +10,10 @@ from tests.settlement.matrix import AT_ONCE, Cell
 from tests.settlement.ways import BY_NAME
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def cell_result(request: pytest.FixtureRequest) -> Iterator[Callable[[Cell], Result]]:
-    """The result of a cell. All cells that this session will ask for begin at the first one."""
+    """The result of a cell. All cells that this session will ask for begin with its first test
+    here, beside the tests that mostly wait for something that never answers."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running: dict[Cell, Future[Result]] = {}
         for item in request.session.items:

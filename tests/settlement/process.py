@@ -1,5 +1,6 @@
 """`mtrl` as a process of its own, on files or on a terminal; its signals come from the test."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -20,6 +21,22 @@ _TAKE_TERMINAL = (
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
 
+_SHELL = (
+    "import fcntl, os, signal, sys, termios\n"
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    "signal.signal(signal.SIGTTOU, signal.SIG_IGN)\n"
+    "job = os.fork()\n"
+    "if job == 0:\n"
+    "    os.setpgid(0, 0)\n"
+    "    os.tcsetpgrp(0, os.getpid())\n"
+    "    signal.signal(signal.SIGTTOU, signal.SIG_DFL)\n"
+    "    os.execv(sys.argv[1], sys.argv[1:])\n"
+    "while os.WIFSTOPPED(status := os.waitpid(job, os.WUNTRACED)[1]):\n"
+    "    pass\n"
+    "os._exit(os.waitstatus_to_exitcode(status))\n"
+)
+"""A shell with job control, reduced to one job: only a job can be put to sleep with Ctrl-Z."""
+
 APART = 0.3
 """Seconds between two signals that count as two."""
 
@@ -33,6 +50,7 @@ class Running:
         cwd: Path,
         environ: Mapping[str, str],
         terminal: bool = False,
+        shell: bool = False,
         stdout: int | None = None,
     ) -> None:
         self.cwd = cwd
@@ -42,7 +60,8 @@ class Running:
         if terminal:
             self.terminal, inner = pty.openpty()
             fcntl.ioctl(inner, termios.TIOCSWINSZ, b"\x18\x00\x50\x00\x00\x00\x00\x00")
-            take = [sys.executable, "-c", _TAKE_TERMINAL, *command(*arguments)]
+            launcher = _SHELL if shell else _TAKE_TERMINAL
+            take = [sys.executable, "-c", launcher, *command(*arguments)]
             self.process = subprocess.Popen(
                 take, cwd=cwd, env=env, stdin=inner, stdout=inner, stderr=inner,
                 start_new_session=True,
@@ -56,6 +75,12 @@ class Running:
                 stdout=out if stdout is None else stdout, stderr=err,
                 start_new_session=True,
             )  # fmt: skip
+
+    @property
+    def job(self) -> int:
+        """The process id of `mtrl` below the shell."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
     @property
     def out(self) -> str:
@@ -79,6 +104,13 @@ class Running:
         """Wait until it has said one of these on standard output."""
         self.wait(lambda: any(text in self.out for text in texts), repr(texts))
 
+    def wait_for_output(self, text: str, seconds: float = 5.0) -> None:
+        """Wait until it has been read from the terminal, also after the end of the process."""
+        deadline = time.monotonic() + seconds
+        while text not in self.out:
+            assert time.monotonic() < deadline, f"no {text!r}: {self.out[-2000:]!r}"
+            time.sleep(0.01)
+
     def send(self, number: signal.Signals) -> None:
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -95,6 +127,8 @@ class Running:
     def end(self) -> None:
         """Whatever happens, nothing is left."""
         if self.process.poll() is None:
+            with contextlib.suppress(OSError, IndexError):
+                os.kill(self.job, signal.SIGKILL)  # below a shell
             self.process.kill()
             self.process.wait()
         if self.terminal is not None:

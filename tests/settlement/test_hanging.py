@@ -34,7 +34,8 @@ def test_a_server_that_never_answers_is_left_at_the_first_ctrl_c(tmp_path: Path)
         assert audit.run_folder(tmp_path) is None
 
 
-def test_a_session_that_is_never_opened_is_named(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_session_that_is_never_opened_does_not_keep_the_run(tmp_path: Path) -> None:
     """The server may have opened it: nobody knows its name, and it expires by itself."""
     with scene(tmp_path) as scenery:
         scenery.hold("create_session")
@@ -47,6 +48,7 @@ def test_a_session_that_is_never_opened_is_named(tmp_path: Path) -> None:
         assert list(audit.unfinished_entries(scenery.folder)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("endpoint", ["forward_backward", "optim_step"])
 def test_a_training_call_without_an_answer_ends_as_unknown(tmp_path: Path, endpoint: str) -> None:
     with scene(tmp_path) as scenery:
@@ -65,6 +67,7 @@ def test_a_training_call_without_an_answer_ends_as_unknown(tmp_path: Path, endpo
         assert list(audit.groups_without_end(scenery.folder)) == []
 
 
+@pytest.mark.long
 def test_a_model_that_may_have_been_created_is_quarantined(tmp_path: Path) -> None:
     with scene(tmp_path) as scenery:
         scenery.hold("create_model")
@@ -81,6 +84,7 @@ def test_a_model_that_may_have_been_created_is_quarantined(tmp_path: Path) -> No
         assert left in run.out
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_unloaded_is_quarantined(tmp_path: Path) -> None:
     with scene(tmp_path) as scenery:
         scenery.hold("unload_model")
@@ -96,6 +100,7 @@ def test_a_model_that_cannot_be_unloaded_is_quarantined(tmp_path: Path) -> None:
         assert "Traceback" not in run.err
 
 
+@pytest.mark.long
 def test_a_thread_that_never_comes_back_does_not_keep_the_run(tmp_path: Path) -> None:
     with scene(tmp_path) as scenery:
         scenery.world.script(step=Act(gate="never", instances=(1,)))
@@ -113,6 +118,7 @@ def test_a_thread_that_never_comes_back_does_not_keep_the_run(tmp_path: Path) ->
         assert scenery.world.live_in_living_processes() == []
 
 
+@pytest.mark.long
 def test_a_drain_that_takes_too_long_becomes_a_stop(tmp_path: Path) -> None:
     with scene(tmp_path) as scenery:
         scenery.world.script(step=Act(gate="never"))
@@ -141,6 +147,7 @@ def test_an_event_loop_that_the_environment_blocks(tmp_path: Path) -> None:
         assert f"{scenery.folder.name}/ledger.jsonl names what may still live" in run.err
 
 
+@pytest.mark.long
 def test_cancel_kill_of_a_run_whose_event_loop_is_blocked(tmp_path: Path) -> None:
     with scene(tmp_path) as scenery:
         scenery.world.script(step=Act(gate="never", blocks=True))
@@ -177,6 +184,7 @@ def test_two_signals_at_once_count_as_one(tmp_path: Path) -> None:
         assert len(audit.records(scenery.folder, "commits.jsonl")) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["init", "reset", "step", "close"])
 def test_environments_that_raise_while_a_drain_goes_on(tmp_path: Path, when: str) -> None:
     with scene(tmp_path) as scenery:
