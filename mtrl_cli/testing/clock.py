@@ -32,6 +32,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._now = 0.0
+        self._horizon = HORIZON
         self._numbers = itertools.count(1)
         self.reported: list[str] = []
         super().__init__(_Jump(self._pass))
@@ -46,8 +47,9 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         if seconds is None:
             raise Deadlock(f"at {self._now:g} s every task waits for what no timer brings")
         self._now += seconds
-        if self._now > HORIZON:
-            raise Deadlock(f"still running after {HORIZON:g} virtual seconds")
+        if self._now > self._horizon:
+            self._horizon = self._now + HORIZON  # for what ends the program now
+            raise Deadlock(f"still running after {self._now:g} virtual seconds")
 
     def _numbered(
         self, loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None

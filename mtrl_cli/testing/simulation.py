@@ -78,7 +78,10 @@ def simulate(seed: int) -> Played:
 
 async def _play(schedule: Schedule) -> Promises:
     play = _Play(schedule)
-    await play.play()
+    try:
+        await play.play()
+    finally:
+        play.free()
     return play.promises
 
 
@@ -131,12 +134,15 @@ class _Play:
         self.promises.check_borrows()
         self.promises.check_tasks(before)
 
-        self._world.free()
+        self.free()
         await asyncio.sleep(LATEST + self._plan.patience)
         await self._resources.close()
         await asyncio.sleep(_MOMENT)
         self.promises.check_late()
         self.promises.check_tasks(before)
+
+    def free(self) -> None:
+        self._world.free()
 
     # --- consumers ------------------------------------------------------------------------------
 

@@ -14,11 +14,13 @@ from mtrl_cli.testing.simulation import BrokenPromise, simulate
 
 
 def play(seeds: range) -> Counter[str]:
-    """Play the schedules of ``seeds``; fails with the first broken promise of every bad seed."""
+    """Play the schedules of ``seeds``; fails with the first broken promise of five bad seeds."""
     counts: Counter[str] = Counter()
     broken: list[str] = []
     reported: dict[int, list[str]] = {}
     for seed in seeds:
+        if len(broken) == 5:
+            break
         try:
             played = simulate(seed)
         except BrokenPromise as promise:
@@ -33,7 +35,7 @@ def play(seeds: range) -> Counter[str]:
 
 
 def test_the_promises_hold() -> None:
-    counts = play(range(200))
+    counts = play(range(300))
     # The sample meets what it is there for.
     happened = {name for name, count in counts.items() if count > 0}
     assert happened >= set(get_args(Disturbance))
