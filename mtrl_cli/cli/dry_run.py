@@ -7,6 +7,7 @@ secret is a mask.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.places import shown
 from mtrl_cli.config.schema import Experiment, ServerKind
@@ -21,6 +22,7 @@ def plan(
     group, budget, server = experiment.group, experiment.budget, experiment.server
     steps = experiment.train.steps if groups is None else None
     per_step = group.per_step if groups is None else groups
+    service = assumed(server)
     return {
         "command": command,
         "experiment": experiment.name,
@@ -42,6 +44,8 @@ def plan(
             "kind": server.kind.value,
             "address": server.base_url,
             "base_model": server.base_model,
+            "snapshots": service.snapshots.value,
+            "dedupes": service.dedupes,
         },
         "environment": {
             "kind": experiment.env.kind.value,
@@ -90,6 +94,7 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "server", _server(facts["server"])
+    yield "", _assumed(facts["server"])
     environment = facts["environment"]
     yield "environment", f"{environment['kind']}: {environment['entrypoint']}"
     if facts["policy"]:
@@ -114,6 +119,11 @@ def _server(server: Mapping[str, Any]) -> str:
     if server["kind"] == ServerKind.local.value and server["address"] is None:
         return f"local: {server['base_model']}, started for the run (not started)"
     return f"{server['kind']}: {server['base_model']} at {server['address']} (not contacted)"
+
+
+def _assumed(server: Mapping[str, Any]) -> str:
+    executes = "once" if server["dedupes"] else "twice"
+    return f"snapshots: {server['snapshots']}; a training call sent twice is executed {executes}"
 
 
 def _games(evaluation: Mapping[str, Any]) -> str:

@@ -17,6 +17,12 @@ class ServerKind(Enum):
     tinker = "tinker"
 
 
+class Snapshots(Enum):
+    immutable = "immutable"
+    newest_only = "newest_only"
+    live = "live"
+
+
 class EnvKind(Enum):
     openenv = "openenv"
 
@@ -77,6 +83,13 @@ class ServerConfig:
     """Seconds for one sampled turn, polling included."""
     training_timeout: float = 600.0
     """Seconds for one training call, polling included."""
+    snapshots: Snapshots | None = None
+    """What the server samples an old policy with: its own weights (``immutable``), nothing, as
+    only the newest policy is kept (``newest_only``), or the weights in training (``live``). None
+    is what mtrl knows of the server."""
+    dedupes: bool | None = None
+    """Whether the server executes a training call once that it gets twice. None is what mtrl
+    knows of the server; where it is true, a call of unknown outcome is sent again."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """From a configuration to the client of its training service."""
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.schema import ServerConfig, ServerKind
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import default_store
@@ -10,8 +10,6 @@ from mtrl_cli.servers.interface import Capabilities
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.servers.tinker import TinkerService
 from mtrl_cli.servers.transport import Address
-
-_HOSTED = "thinkingmachines.dev"
 
 
 def embedded_for(config: ServerConfig, *, log: Path | None = None) -> EmbeddedServer | None:
@@ -44,7 +42,7 @@ def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) ->
     return TinkerService(
         address,
         config.base_model,
-        local_capabilities(config) if local else tinker_capabilities(address.url),
+        capabilities_of(config),
         connections=config.connections,
         sample_timeout=config.sample_timeout,
         training_timeout=config.training_timeout,
@@ -52,30 +50,15 @@ def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) ->
     )
 
 
-def local_capabilities(config: ServerConfig) -> Capabilities:
-    """What the embedded server does."""
+def capabilities_of(config: ServerConfig) -> Capabilities:
+    """What the configured server is known, told or assumed to do."""
+    local = config.kind is ServerKind.local
+    facts = assumed(config)
     return Capabilities(
-        snapshots="immutable",
-        dedupes=True,
+        snapshots=facts.snapshots.value,
+        dedupes=facts.dedupes,
         policy_logprobs=True,
-        reports_weights=True,
-        full_training=True,
-        context=config.context,
-    )
-
-
-def tinker_capabilities(url: str) -> Capabilities:
-    """What a Tinker server of unknown make can be trusted with.
-
-    The protocol has no word for either property, so the cautious value stands: SkyRL tx samples
-    an old snapshot with the live weights, and some servers ignore sequence ids.
-    """
-    host = urlsplit(url).hostname or ""
-    hosted = host == _HOSTED or host.endswith("." + _HOSTED)
-    return Capabilities(
-        snapshots="immutable" if hosted else "live",
-        dedupes=False,
-        policy_logprobs=True,
-        reports_weights=False,
-        full_training=False,
+        reports_weights=local,
+        full_training=local,
+        context=config.context if local else None,
     )

@@ -61,6 +61,7 @@ def test_a_dry_run_tells_what_would_happen_and_creates_nothing(tmp_path: Path) -
     assert "3 steps × 16 groups × 4 trajectories = 192 episodes, 64 at once" in done.stdout
     assert "changed     group.size=4 train.steps=3" in done.stdout
     assert "started for the run (not started)" in done.stdout
+    assert "snapshots: immutable; a training call sent twice is executed once" in done.stdout
     assert "server.api_key from MTRL_API_KEY: not set (optional)" in done.stdout
     assert done.stdout.endswith(
         "Dry run complete. To start it, remove --dry-run from your command.\n"
@@ -73,6 +74,7 @@ def test_a_dry_run_in_json(tmp_path: Path) -> None:
     facts = json.loads(done.stdout)
     assert (facts["groups"], facts["group_size"], facts["policy"]) == (3, 8, "x://y")
     assert facts["evaluation"] is None
+    assert (facts["server"]["snapshots"], facts["server"]["dedupes"]) == ("immutable", True)
 
 
 def test_a_dry_run_without_a_needed_secret(tmp_path: Path) -> None:

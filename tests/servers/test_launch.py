@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrl_cli.config.schema import ServerConfig, ServerKind
+from mtrl_cli.config.schema import ServerConfig, ServerKind, Snapshots
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import default_store
 from mtrl_cli.servers import launch
@@ -140,6 +140,14 @@ def test_which_client_a_configuration_means():
     assert not service_for(tinker).capabilities.dedupes
     hosted = ServerConfig(kind=ServerKind.tinker, base_url="https://x.thinkingmachines.dev/y")
     assert service_for(hosted).capabilities.snapshots == "immutable"
+    told = ServerConfig(
+        kind=ServerKind.tinker, base_url="http://x", snapshots=Snapshots.newest_only, dedupes=True
+    )
+    assert service_for(told).capabilities.snapshots == "newest_only"
+    assert service_for(told).capabilities.dedupes
+    doubted = service_for(ServerConfig(base_url="http://127.0.0.1:1", dedupes=False))
+    assert not doubted.capabilities.dedupes
+    assert doubted.capabilities.snapshots == "immutable"
     running = ServerConfig(base_url="http://127.0.0.1:1")
     assert embedded_for(running) is None
     assert service_for(running).capabilities.dedupes
