@@ -143,7 +143,12 @@ class TrainingService(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the heartbeat and the connections. Models are unloaded by their own call."""
+        """End the heartbeat, the session and the connections.
+
+        Ending the session is best effort, within two seconds: a server that has no such call, or
+        does not answer, frees what is left when the heartbeat has been silent for long enough.
+        Models are unloaded by their own call.
+        """
         ...
 
     # Building training calls: pure, nothing is sent.

@@ -6,11 +6,13 @@ built here as plain values and executed by `tinker_training`; turns are sampled 
 """
 
 import asyncio
+import contextlib
 import difflib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +54,8 @@ T = TypeVar("T")
 
 _CONNECT_SECONDS = 20.0
 _CONNECT_ATTEMPTS = 4
+_FINISH_SECONDS = 2.0
+_FINISH = codec.body_of({"reason": {"type": "success"}, "detail": None})
 
 
 class TinkerService:
@@ -135,9 +139,23 @@ class TinkerService:
     async def close(self) -> None:
         if self._heartbeat is not None:
             await asyncio.to_thread(self._heartbeat.stop)
-        if self._sampling is not None:
-            await self._sampling.close()
-        await self._transport.close()
+        sampling, self._sampling = self._sampling, None
+        try:
+            if sampling is not None:
+                await sampling.close()
+                await self._finish_session()
+        finally:
+            await self._transport.close()
+
+    async def _finish_session(self) -> None:
+        """Let the server free what the session holds now, and not when its beats have stopped.
+
+        Best effort: some servers have no such route, and nothing depends on it.
+        """
+        path = f"sessions/{quote(self._session or '', safe='')}/finish"
+        with contextlib.suppress(NoReply, TimeoutError):
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await self._transport.single("POST", path, _FINISH, _FINISH_SECONDS)
 
     async def _check_models(self) -> None:
         reply = await self._reach("GET", "get_server_capabilities", None)

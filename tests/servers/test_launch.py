@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from mtrl_cli.config.schema import ServerConfig, ServerKind, Snapshots
@@ -27,6 +28,14 @@ def gone(pid: int) -> bool:
     return False
 
 
+async def sessions_of(embedded: EmbeddedServer) -> list[str]:
+    """The sessions that the server holds."""
+    headers = {"X-API-Key": embedded.api_key}
+    async with httpx.AsyncClient(headers=headers, trust_env=False) as http:
+        reply = await http.get(f"{embedded.url}/api/v1/sessions")
+    return reply.json()["sessions"]
+
+
 async def test_it_serves_until_it_is_stopped(tmp_path):
     config = ServerConfig(store=str(tmp_path / "store"))
     embedded = embedded_for(config, log=tmp_path / "logs" / "server.txt")
@@ -36,13 +45,16 @@ async def test_it_serves_until_it_is_stopped(tmp_path):
         assert embedded.info["pid"] == pid
         client = service_for(config, embedded)
         await client.connect()
+        assert client.session in await sessions_of(embedded)
         assert client.capabilities.context == embedded.info["context"]
         policy = await client.base_policy()
         sample = await client.sample(turn(policy, max_tokens=3))
         assert len(sample.tokens) == len(sample.logprobs) <= 3
         assert sample.policy == policy
         assert client.counts.polls == 0  # the result came with the reply
+        session = client.session
         await client.close()
+        assert session not in await sessions_of(embedded)
     assert gone(pid)
     embedded.stop()
     assert "mtrl-tiny on http://127.0.0.1" in (tmp_path / "logs" / "server.txt").read_text()

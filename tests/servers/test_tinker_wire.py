@@ -500,6 +500,39 @@ async def test_a_forgotten_session_is_named(connect):
             await client.sample(turn(await client.base_policy()))
 
 
+async def test_closing_ends_the_session_once(connect):
+    async with ScriptedPolicyServer() as server:
+        client = await connect(server)
+        for _ in range(2):
+            await client.close()
+        request = only(server, "sessions/session_1/finish")  # answered 404, as some servers do
+        assert request.body == {"reason": {"type": "success"}, "detail": None}
+
+
+@pytest.mark.parametrize(
+    "fault", [faults.hang(), faults.drop_request(), faults.status(500, "boom"), faults.body("x")]
+)
+async def test_a_session_that_cannot_be_ended_holds_nobody_up(connect, fault, monkeypatch):
+    monkeypatch.setattr("mtrl_cli.servers.tinker._FINISH_SECONDS", 0.1)
+    async with ScriptedPolicyServer() as server:
+        client = await connect(server)
+        server.faults.add("sessions/session_1/finish", fault)
+        began = time.monotonic()
+        await client.close()
+        assert time.monotonic() - began < 1.0
+        assert server.faults.met == 1
+
+
+async def test_a_429_does_not_hold_up_the_end(connect, monkeypatch):
+    monkeypatch.setattr("mtrl_cli.servers.tinker._FINISH_SECONDS", 0.1)
+    async with ScriptedPolicyServer() as server:
+        client = await connect(server)
+        client._transport.limiter.hold(30.0)
+        began = time.monotonic()
+        await client.close()
+        assert time.monotonic() - began < 1.0
+
+
 @pytest.mark.parametrize(
     "url",
     ["localhost:8000", "ftp://x", "http://", "http://u:p@x", "http://x:99999", "http://x?y=1", ""],
