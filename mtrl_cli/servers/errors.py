@@ -47,6 +47,7 @@ Outcome = Literal["permanent", "transient", "unknown"]
 _LONGEST_LINE = 300
 _LONGEST_WAIT = 60.0
 _FIRST_PAUSE = 0.25
+_LONGEST_PAUSE = 10.0
 _READ_AT_MOST = 65_536
 
 
@@ -261,7 +262,8 @@ def backoff(failures: int, retry_after: float | None = None) -> float:
     """Seconds to wait after ``failures`` earlier ones, with jitter; never less than asked for."""
     if retry_after is not None:
         return retry_after + random.uniform(0.0, max(0.05, 0.2 * retry_after))
-    return float(min(_FIRST_PAUSE * 2.0 ** min(failures, 10), 10.0) * random.uniform(0.5, 1.0))
+    pause = min(_FIRST_PAUSE * 2.0 ** min(failures, 10), _LONGEST_PAUSE)
+    return float(pause * random.uniform(0.5, 1.0))
 
 
 # --- words ----------------------------------------------------------------------------------

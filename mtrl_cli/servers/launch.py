@@ -30,6 +30,7 @@ from mtrl_cli.servers.errors import ServerError, one_line
 
 _KEY_VARIABLE = "MTRL_EMBEDDED_KEY"
 _TERM_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 1.0
 
 
 class EmbeddedServer:
@@ -175,7 +176,7 @@ class EmbeddedServer:
             self.info = info
         except (ValueError, TypeError, KeyError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
+                process.wait(_LAST_WORDS_SECONDS)
             raise ServerError(f"the embedded server did not start{self._last_words()}") from None
         process.stdout.close()
 

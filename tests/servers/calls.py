@@ -49,10 +49,13 @@ class Trained:
         self.client = client
         self.accepted = []
 
-    async def prepare(self):
+    async def prepare(self, kind="load_state"):
+        """Ready for calls of one kind, or of all: only a load needs a saved state."""
         run = self.client.execute
         self.model = await run(self.client.create_model(SPEC), self.accepted.append)
-        self.state = await run(self.client.save_state(self.model, 1, "first"), self.accepted.append)
+        if kind == "load_state":
+            save = self.client.save_state(self.model, 1, "first")
+            self.state = await run(save, self.accepted.append)
         self.accepted.clear()
         return self
 

@@ -71,21 +71,22 @@ def test_a_hopeless_start_is_one_line_with_the_last_words(tmp_path):
 
 
 def fake(monkeypatch, script: str) -> EmbeddedServer:
-    server = EmbeddedServer(Path("/nowhere"), ready_seconds=0.5)
+    server = EmbeddedServer(Path("/nowhere"), ready_seconds=0.3)
     server._command = ["/bin/sh", "-c", script]
-    monkeypatch.setattr(launch, "_TERM_SECONDS", 0.3)
+    monkeypatch.setattr(launch, "_TERM_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "_LAST_WORDS_SECONDS", 0.1)
     return server
 
 
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("sleep 60", "not ready within 0.5 s"),
-        ("echo starting >&2; sleep 60", "not ready within 0.5 s: starting"),
+        ("sleep 60", "not ready within 0.3 s"),
+        ("echo starting >&2; sleep 60", "not ready within 0.3 s: starting"),
         ("echo 'no disk' >&2; exit 3", "did not start: no disk"),
         ("exit 0", "did not start"),
         ("echo hello; sleep 60", "did not start"),
-        ("trap '' TERM; while :; do sleep 1; done", "not ready within 0.5 s"),
+        ("trap '' TERM; while :; do sleep 1; done", "not ready within 0.3 s"),
         ("printf '\\033[31mred' >&2; exit 1", r"\\x1b\[31mred"),
     ],
 )

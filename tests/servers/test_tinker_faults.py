@@ -52,7 +52,7 @@ POST = {
 async def test_fault_on_the_post(connect, kind, fault):
     planned, outcome, executed = POST[fault]
     async with ScriptedPolicyServer(dedupes=False) as server:
-        trained = await Trained(await connect(server)).prepare()
+        trained = await Trained(await connect(server)).prepare(kind)
         before = server.applied(ENDPOINTS[kind])
         server.faults.add(ENDPOINTS[kind], planned)
         if outcome is None:
@@ -72,7 +72,7 @@ async def test_fault_on_the_post(connect, kind, fault):
 async def test_a_failure_without_category(connect, kind):
     """400 at the poll: gradients may be half applied, names and loads are not."""
     async with ScriptedPolicyServer() as server:
-        trained = await Trained(await connect(server)).prepare()
+        trained = await Trained(await connect(server)).prepare(kind)
         server.faults.add(ENDPOINTS[kind], faults.fail("Maximum number of adapters (8) reached"))
         expected = Unknown if kind in ("forward_backward", "optim_step") else Refused
         with pytest.raises(expected, match=r"adapters \(8\)"):
@@ -89,7 +89,7 @@ async def test_the_same_bytes_go_again_only_where_the_server_dedupes(connect, ki
     planned, _, _ = POST[fault]
     async with ScriptedPolicyServer(dedupes=True) as server:
         client = await connect(server, dedupes=True)
-        trained = await Trained(client).prepare()
+        trained = await Trained(client).prepare(kind)
         before = server.applied(ENDPOINTS[kind])
         seen = len(server.requests(ENDPOINTS[kind]))
         server.faults.add(ENDPOINTS[kind], planned)
@@ -105,7 +105,7 @@ async def test_the_same_bytes_go_again_only_where_the_server_dedupes(connect, ki
 @pytest.mark.parametrize("kind", ["create_model", "unload_model"])
 async def test_a_call_without_a_sequence_id_never_goes_again(connect, kind):
     async with ScriptedPolicyServer() as server:
-        trained = await Trained(await connect(server, dedupes=True)).prepare()
+        trained = await Trained(await connect(server, dedupes=True)).prepare(kind)
         before = len(server.requests(kind))
         server.faults.add(kind, faults.drop_reply())
         with pytest.raises(Unknown):
@@ -209,16 +209,17 @@ async def test_a_promise_that_cannot_be_read_leaves_a_training_call_unknown(conn
 )
 async def test_a_server_that_answers_at_once_is_not_hammered(connect, fault, monkeypatch):
     monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.25)
+    monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 10.0)
     async with ScriptedPolicyServer() as server:
-        client = await connect(server, training_timeout=1.5)
+        client = await connect(server, training_timeout=0.8)
         trained = await Trained(client).prepare()
         server.faults.add("retrieve_future", fault, times=-1)
         before = len(server.requests("retrieve_future"))
         began = time.monotonic()
-        with pytest.raises(Unknown, match=r"no result within 1.5 s"):
+        with pytest.raises(Unknown, match=r"no result within 0.8 s"):
             await trained.execute("optim_step")
-        assert 1.2 < time.monotonic() - began < 2.5
-        assert len(server.requests("retrieve_future")) - before <= 12
+        assert 0.5 < time.monotonic() - began < 1.8
+        assert len(server.requests("retrieve_future")) - before <= 10
 
 
 async def test_a_server_that_holds_the_poll_is_asked_again_at_the_deadline_only(connect):
@@ -306,6 +307,7 @@ async def test_a_failed_execution_of_a_sample(connect, planned, permanent, attem
 
 async def test_one_budget_of_time(connect, monkeypatch):
     monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.25)
+    monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 10.0)
     async with ScriptedPolicyServer() as server:
         client = await connect(server, sample_timeout=0.8)
         policy = await client.base_policy()

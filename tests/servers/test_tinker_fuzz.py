@@ -71,8 +71,8 @@ def client_of(server, **options):
         Address.of(server.url, "tml-secret"),
         "scripted",
         Capabilities("immutable", False, True, True, True),
-        sample_timeout=0.2,
-        training_timeout=0.3,
+        sample_timeout=0.1,
+        training_timeout=0.1,
         **options,
     )
 

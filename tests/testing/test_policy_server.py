@@ -8,7 +8,8 @@ from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 
 
 def call(server: ScriptedPolicyServer, endpoint: str, body: dict) -> httpx.Response:
-    return httpx.post(f"{server.url}/api/v1/{endpoint}", json=body, trust_env=False, timeout=5)
+    url = f"{server.url}/api/v1/{endpoint}"
+    return httpx.post(url, json=body, trust_env=False, verify=False, timeout=5)
 
 
 def result(server: ScriptedPolicyServer, endpoint: str, body: dict) -> dict:
