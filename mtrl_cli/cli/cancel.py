@@ -38,7 +38,9 @@ def cancel_run(
     except KeyboardInterrupt:
         given = requested(run.path, run.attempt)
         told = f"{run.id}: no longer waiting"
-        told += f"; its request to {_ASKED[given]} stays" if given else "; nothing was asked"
+        told += (
+            f"; its request to {_ASKED[given]} stays" if given else "; cancel it again to settle it"
+        )
         Screen(sys.stderr).line(harmless(told))
         return INTERRUPTED
     told = "; ".join(_said(outcome, wait, runs))

@@ -20,7 +20,8 @@ from mtrl_cli.runs.registry import RunRecord, read_run
 if TYPE_CHECKING:
     from mtrl_cli.runs.reap import Reaped  # with asyncio, which most cancels can do without
 
-_LOOK = 0.1
+_LOOK, _GLANCE = 0.5, 0.1
+"""Seconds between two looks at the run, and between two at whether its record was written."""
 _LINGER = 3.5
 """Seconds that the process of a run that has ended may take to leave."""
 
@@ -105,4 +106,19 @@ def _await_end(run: RunRecord, wait: float) -> RunRecord:
                 return run
         if now >= deadline:
             return run
-        time.sleep(min(_LOOK, deadline - now))
+        _pause(run.path / "run.json", min(_LOOK, deadline - now))
+
+
+def _pause(record: Path, seconds: float) -> None:
+    """Sleep, but no longer than until the record is written again."""
+    until, before = time.monotonic() + seconds, _version(record)
+    while (left := until - time.monotonic()) > 0 and _version(record) == before:
+        time.sleep(min(_GLANCE, left))
+
+
+def _version(record: Path) -> tuple[int, int] | None:
+    try:
+        facts = record.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns

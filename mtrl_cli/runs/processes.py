@@ -1,8 +1,9 @@
 """Processes by name: which one a record means, whether it lives, how it is ended.
 
 A pid alone names nothing, because it is given away again. A process is named by the kernel's boot
-id, the pid namespace, the pid and the start time (field 22 of ``/proc/PID/stat``). Where one of
-these differs from ours, or there is no /proc, nothing can be said from here: it is *unseen*.
+id, the pid namespace, the pid and the start time (field 22 of ``/proc/PID/stat``). Where boot or
+namespace differ from ours nothing can be said from here: the process is *unseen*. Without /proc
+only one thing is sure: a pid that nobody has is gone.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,12 @@ def process_facts(pid: int) -> dict[str, Any]:
 def standing(facts: Mapping[str, Any]) -> Standing:
     """Whether the process that `process_facts` described lives."""
     pid, boot = facts.get("pid"), _boot()
-    here = boot is not None and facts.get("boot") == boot
-    if not here or facts.get("pid_ns") != _pid_namespace() or not isinstance(pid, int):
+    if not isinstance(pid, int):
+        return Standing.UNSEEN
+    if boot is None:
+        here = facts.get("boot") is None and facts.get("host") == socket.gethostname()
+        return Standing.UNSEEN if not here or _exists(pid) else Standing.GONE
+    if facts.get("boot") != boot or facts.get("pid_ns") != _pid_namespace():
         return Standing.UNSEEN
     stat = _stat(pid)
     if stat is None or stat[_STATE] in _DEAD or int(stat[_START]) != facts.get("pid_start"):
@@ -70,8 +76,11 @@ def restarted_since(facts: Mapping[str, Any]) -> bool:
     return known and facts["boot"] != boot and facts.get("host") == socket.gethostname()
 
 
-def writing_to(log: Path, command: str) -> list[dict[str, Any]]:
-    """The processes with ``command`` among their arguments whose standard error is ``log``."""
+def writing_to(log: Path, command: str) -> list[dict[str, Any]] | None:
+    """The processes with ``command`` among their arguments whose standard error is ``log``; None
+    where processes cannot be listed."""
+    if _boot() is None:
+        return None
     found = []
     for folder in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -87,18 +96,33 @@ def _await_end(facts: Mapping[str, Any], seconds: float) -> None:
         time.sleep(0.02)
 
 
-def _boot() -> str | None:
+def _exists(pid: int) -> bool:
     try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _boot() -> str | None:
+    return _our_kernel(_PROC)[0]
 
 
 def _pid_namespace() -> str | None:
-    try:
-        return str((_PROC / "self/ns/pid").readlink())
-    except OSError:
-        return None
+    return _our_kernel(_PROC)[1]
+
+
+@cache
+def _our_kernel(proc: Path) -> tuple[str | None, str | None]:
+    """Its boot id and our pid namespace: for a process they do not change."""
+    boot = namespace = None
+    with contextlib.suppress(OSError):
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+    with contextlib.suppress(OSError):
+        namespace = str((proc / "self/ns/pid").readlink())
+    return boot, namespace
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -90,7 +90,12 @@ def mark_settled(run: RunRecord, reaped: Reaped) -> None:
         state.update(status="lost", ended=state.get("ended") or round(time.time(), 3))
         state["reason"] = state.get("reason") or _reason(run)
     state["borrows"] = {"held": 0, "quarantined": list(reaped.left)}
-    state["reaped"] = {"time": round(time.time(), 3), **asdict(reaped)}
+    before = state.get("reaped", {}).get("returned", [])
+    state["reaped"] = {
+        "time": round(time.time(), 3),
+        **asdict(reaped),
+        "returned": [*before, *reaped.returned],
+    }
     write_document(run.path / "run.json", json.dumps(state, indent=2) + "\n")
 
 

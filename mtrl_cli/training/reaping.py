@@ -14,7 +14,7 @@ A kind that mtrl learns to borrow joins as one entry of `Reaping.table`.
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class Reaping:
         self._entries = {entry.key: entry for entry in entries}
         self._gone = {entry.key for entry in entries if entry.state == "released"}
         self._service: TrainingService | None = None
+        self._redact: Callable[[str], str] = str
 
     @property
     def table(self) -> Mapping[str, Reaper]:
@@ -96,10 +97,11 @@ class Reaping:
 
     def _end_unnamed(self, facts: Mapping[str, Any]) -> Fate:
         """A server that was asked for, and whose pid the run did not come to record."""
-        if facts.get("place") != socket.gethostname():
-            remedy = f"run mtrl cancel {self._run.name} on {facts.get('place')}"
+        here = facts.get("place") == socket.gethostname()
+        running = writing_to(self._run / "server.log", _SERVER) if here else None
+        if running is None:
+            remedy = f"look for {_SERVER} on {facts.get('place')}"
             return Fate(False, "whether it was started cannot be checked from here", remedy)
-        running = writing_to(self._run / "server.log", _SERVER)
         if any(end_process(found) is not Standing.GONE for found in running):
             return Fate(False, "it cannot be ended")
         return Fate(True, "ended" if running else "is not running")
@@ -121,13 +123,13 @@ class Reaping:
             return Fate(False, "it lives as long as the embedded server")
         if "id" not in borrow.facts:
             return self._unnamed_model(borrow)
-        service = await self._connected(str(borrow.facts.get("place")))
         try:
+            service = await self._connected(str(borrow.facts.get("place")))
             await service.execute(service.unload_model(str(borrow.facts["id"])), lambda _: None)
-        except Refused as error:
-            if error.status in _NO_LONGER_THERE:
+        except MtrlError as error:
+            if isinstance(error, Refused) and error.status in _NO_LONGER_THERE:
                 return Fate(True, "the server no longer had it")
-            raise
+            return Fate(False, self._redact(" ".join(str(error).split())))
         return Fate(True, "unloaded")
 
     def _unnamed_model(self, borrow: LedgerEntry) -> Fate:
@@ -159,8 +161,9 @@ class Reaping:
             from mtrl_cli.config.resolve import resolve
 
             composed = compose(str(self._run / "config.yaml"))
+            self._redact = composed.redact
             service = running_service(resolve(composed).server)
-            now = composed.redact(service.describe())
+            now = self._redact(service.describe())
             if now != place:
                 raise MtrlError(f"the run's config.yaml now leads to another server: {now}")
             await service.connect()

@@ -109,45 +109,53 @@ def test_a_blocked_event_loop_beats_and_is_aborted_with_a_report(tmp_path: Path)
 
 async def test_a_killed_run_is_lost_at_once_and_its_model_is_unloaded(tmp_path: Path) -> None:
     """Killed while a training call is in flight; its server is away when it is first cancelled."""
-    server = ScriptedPolicyServer(api_key=KEY["TINKER_API_KEY"])
-    server.faults.add("save_weights_for_sampler", faults.hang())
-    await server.start()
-    port = int(server.url.rpartition(":")[2])
-    overrides = (*SCRIPTED, f'server.base_url="{server.url}"', "name=${server.api_key}")
-    with Train(tmp_path, overrides, **KEY) as run:
-        await asyncio.to_thread(
-            run.until, lambda: bool(server.requests("save_weights_for_sampler"))
-        )
-        assert list(server.models) == ["model_1"]
-        run.process.kill()
-        run.process.wait()
-        listed = await asyncio.to_thread(mtrl, "runs", cwd=tmp_path)
-        assert listed.stdout.splitlines()[1].split()[:4] == [run.id, "***", "lost", "0/1000"]
-        assert f"mtrl cancel {run.id}" in listed.stderr
-        await server.stop()
+    async with ScriptedPolicyServer(api_key=KEY["TINKER_API_KEY"]) as server:
+        server.faults.add("save_weights_for_sampler", faults.hang())
+        port = int(server.url.rpartition(":")[2])
+        overrides = (*SCRIPTED, f'server.base_url="{server.url}"', "name=${server.api_key}")
+        with Train(tmp_path, overrides, **KEY) as run:
+            await asyncio.to_thread(
+                run.until, lambda: bool(server.requests("save_weights_for_sampler"))
+            )
+            assert list(server.models) == ["model_1"]
+            run.process.kill()
+            run.process.wait()
+            listed = await asyncio.to_thread(mtrl, "runs", cwd=tmp_path)
+            assert listed.stdout.splitlines()[1].split()[:4] == [run.id, "***", "lost", "0/1000"]
+            assert f"mtrl cancel {run.id}" in listed.stderr
+            await server.stop()
 
-        away = await asyncio.to_thread(cancelled, "last", cwd=tmp_path, **KEY)
-        assert (away["was"], away["now"], away["code"]) == ("lost", "lost", 5)
-        [left] = away["left"]
-        assert left.startswith(f"server_model model_1 in Tinker API at {server.url}: no training")
-        assert away["unknown_calls"] == ["a1/publish/1"]
-        assert list(server.models) == ["model_1"]
-        assert read_state(run.folder)["borrows"] == {"held": 0, "quarantined": [left]}
+            away = await asyncio.to_thread(cancelled, "last", cwd=tmp_path, **KEY)
+            assert (away["was"], away["now"], away["code"]) == ("lost", "lost", 5)
+            [left] = away["left"]
+            assert left.startswith(
+                f"server_model model_1 in Tinker API at {server.url}: no training"
+            )
+            assert away["unknown_calls"] == ["a1/publish/1"]
+            assert list(server.models) == ["model_1"]
+            assert read_state(run.folder)["borrows"] == {"held": 0, "quarantined": [left]}
 
-        await server.start(port)
-        both = await asyncio.gather(
-            *(asyncio.to_thread(cancelled, "last", cwd=tmp_path, **KEY) for _ in range(2))
-        )
-        assert [(told["now"], told["left"], told["code"]) for told in both] == [("lost", [], 0)] * 2
-        assert sorted(told["returned"] for told in both) == [[], ["server_model model_1: unloaded"]]
-        assert server.models == {}
-        assert server.applied("unload_model") == server.applied("save_weights_for_sampler") == 1
+            await server.start(port)
+            both = await asyncio.gather(
+                *(asyncio.to_thread(cancelled, "last", cwd=tmp_path, **KEY) for _ in range(2))
+            )
+            assert [(told["now"], told["left"], told["code"]) for told in both] == [
+                ("lost", [], 0)
+            ] * 2
+            assert sorted(told["returned"] for told in both) == [
+                [],
+                ["server_model model_1: unloaded"],
+            ]
+            assert server.models == {}
+            returned = read_state(run.folder)["reaped"]["returned"]
+            assert [line.split()[0] for line in returned] == ["server_session", "server_model"]
+            assert server.applied("unload_model") == server.applied("save_weights_for_sampler") == 1
 
-        again = await asyncio.to_thread(cancel, "last", cwd=tmp_path)
-        assert (again.returncode, again.stdout) == (0, f"{run.id} has already ended: lost\n")
-        for file in run.folder.iterdir():
-            assert file.is_dir() or KEY["TINKER_API_KEY"] not in file.read_text(), file
-    await server.stop()
+            again = await asyncio.to_thread(cancel, "last", cwd=tmp_path)
+            assert (again.returncode, again.stdout) == (0, f"{run.id} has already ended: lost\n")
+            for file in run.folder.iterdir():
+                assert file.is_dir() or KEY["TINKER_API_KEY"] not in file.read_text(), file
+        await asyncio.sleep(0.1)  # what the last client left open is closed by now
 
 
 @pytest.mark.long

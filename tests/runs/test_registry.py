@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mtrl_cli.runs import processes
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.liveness import surely_gone
 from mtrl_cli.runs.registry import NoSuchRun, find_run, list_runs, read_run
@@ -136,6 +137,17 @@ def test_a_heart_that_is_seen_to_beat_lives_whatever_the_clocks_say(tmp_path: Pa
     assert not surely_gone(state, folder)
     later.join()
     assert surely_gone(state, folder)
+
+
+def test_without_proc_a_pid_that_nobody_has_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = dead_run(tmp_path)
+    amend(folder, boot=None, pid_ns=None, pid_start=None)
+    monkeypatch.setattr(processes, "_PROC", tmp_path / "no-proc")
+    assert read_run(folder).status == "lost"
+    amend(folder, pid=os.getpid())
+    assert read_run(folder).status == "running"  # its heart has just beaten
 
 
 def test_the_list_as_a_table_and_as_json(runs: Path) -> None:
