@@ -102,6 +102,17 @@ class TestDelivery:
             with pytest.raises(RuntimeError, match=r"train/g1/m0/r0: .* cancelled itself"):
                 await rollout.collect()
 
+    @virtual
+    async def test_concurrency_bounds_the_episodes_and_the_longest_admitted_go_first(self) -> None:
+        world = World()
+        async with rollout_of(concurrency=2, envs=world) as rollout:
+            for group in (3, 5, 1):
+                rollout.admit(admission(group=group))
+            await asyncio.sleep(1)
+            assert (rollout.in_flight, world.live) == (3, 2)
+            assert ids(await rollout.collect(1)) == [3]  # the one of a second has not begun
+            assert ids(await rollout.collect()) == [1, 5]
+
 
 class TestStop:
     @virtual
