@@ -13,30 +13,20 @@ import mtrl_cli.quiet  # noqa: F401 - from here on Ctrl-C is quiet
 from mtrl_cli.config.compose import compose
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import GroupAdmission
+from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.script import Run, open_run, run
 
 
-def admission(opened: Run, policy: str, group: int) -> GroupAdmission:
+def admission(opened: Run, policy: PolicySnapshot, group: int) -> GroupAdmission:
     """The facts that are fixed when a group enters: what is played, under which policy."""
-    plan = opened.plan
-    return GroupAdmission(
-        run=opened.folder.id,
-        stream="rollout",
-        run_seed=plan.seed,
-        group=group,
-        size=plan.group_size,
-        task=opened.parts.task.sample(seeds.derive("task/rollout", plan.seed, group)),
-        policy=policy,
-        policy_step=0,
-        sampling=plan.sampling,
-        budget=plan.budget,
-    )
+    task = opened.parts.task.sample(seeds.derive("task/rollout", opened.plan.seed, group))
+    return opened.plan.admission(opened.folder.id, "rollout", group, task, policy)
 
 
 async def main(groups: int, overrides: list[str]) -> None:
     async with open_run(compose("blackjack", overrides), "rollout") as opened:
-        policy = await opened.parts.service.base_policy()
+        policy = PolicySnapshot(await opened.parts.service.base_policy(), step=0)
         admissions = [admission(opened, policy, group) for group in range(groups)]
 
         played = await opened.rollout().run(admissions)

@@ -24,19 +24,8 @@ from mtrl_cli.training.reference import reference_logprobs
 
 
 def admit(opened: Run, group: int, policy: PolicySnapshot) -> GroupAdmission:
-    plan, task = opened.plan, opened.parts.task
-    return GroupAdmission(
-        run=opened.folder.id,
-        stream="train",
-        run_seed=plan.seed,
-        group=group,
-        size=plan.group_size,
-        task=task.sample(seeds.training_task(plan.seed, group)),
-        policy=policy.uri,
-        policy_step=policy.step,
-        sampling=plan.sampling,
-        budget=plan.budget,
-    )
+    task = opened.parts.task.sample(seeds.training_task(opened.plan.seed, group))
+    return opened.plan.admission(opened.folder.id, "train", group, task, policy)
 
 
 async def train(opened: Run, operations: Operations) -> None:
@@ -55,6 +44,7 @@ async def train(opened: Run, operations: Operations) -> None:
                 await operations.optim_step(plan.adam(step))
                 policy = await publish(opened, operations, policy.step + 1)
             driver.publish(policy)
+            opened.folder.ledger.sync()  # no commit without the calls that it rests on
             commit = {"step": step + 1, "policy": policy.uri, "groups": dict(kept.outcomes)}
             opened.folder.commits.append(commit, durable=True)
             rewards = [reward for group in kept.groups for reward in group.rewards]

@@ -178,10 +178,11 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
         raise UsageError(
             "train.lora_rank: null trains all weights, which this server cannot; write a rank"
         )
-    if train.kl and not capabilities.policy_logprobs:
+    if train.kl and not (capabilities.policy_logprobs and capabilities.snapshots == "immutable"):
         raise UsageError(
-            f"train.kl: {train.kl:g} needs logprobs of the initial policy, which this server "
-            "cannot compute; write train.kl=0"
+            f"train.kl: {train.kl:g} needs logprobs of the initial policy throughout the run, "
+            f"which this server cannot give (its snapshots are {capabilities.snapshots}); write "
+            "train.kl=0, or server.snapshots=immutable if it does keep them"
         )
     if capabilities.context is not None and server.context > capabilities.context:
         raise UsageError(

@@ -12,6 +12,7 @@ optimizer step where sampling uses the live weights, before publishing where onl
 snapshot is kept.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.rollout.ports import Task
+from mtrl_cli.rollout.settle import finish
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
@@ -120,7 +122,8 @@ class TrainingLoop:
                     driver.close_admission()
                 driver.publish(policy)
                 state = await self._save_state(step)
-                self._commit(step, policy, state, kept, groups)
+                await self._write_trajectories(step, groups)
+                self._commit(step, policy, state, kept)
 
                 clock.lap("seconds_training")
                 self._report(step, policy, figures | clock.laps, groups, kept)
@@ -151,19 +154,8 @@ class TrainingLoop:
                 self._folder.groups.append({"group": group, "state": "dropped"})
 
     def _admit(self, group: int, policy: PolicySnapshot) -> GroupAdmission:
-        plan = self._plan
-        admission = GroupAdmission(
-            run=self._folder.id,
-            stream="train",
-            run_seed=plan.seed,
-            group=group,
-            size=plan.group_size,
-            task=self._task.sample(seeds.training_task(plan.seed, group)),
-            policy=policy.uri,
-            policy_step=policy.step,
-            sampling=plan.sampling,
-            budget=plan.budget,
-        )
+        task = self._task.sample(seeds.training_task(self._plan.seed, group))
+        admission = self._plan.admission(self._folder.id, "train", group, task, policy)
         self._open_groups.add(group)
         self._folder.groups.append(
             {
@@ -216,18 +208,20 @@ class TrainingLoop:
         name = snapshot_name(self._folder.id, self._folder.attempt, step + 1)
         return await self._operations.save_state(name)
 
+    async def _write_trajectories(self, step: int, groups: list[Group]) -> None:
+        if self._plan.save_trajectories:
+            path = self._folder.path / "trajectories" / f"step-{step + 1:06d}.jsonl.gz"
+            # On a thread: sampling goes on meanwhile.
+            await finish(asyncio.to_thread(write_trajectories, path, groups))
+
     def _commit(
         self,
         step: int,
         policy: PolicySnapshot,
         state: str | None,
         kept: TrainingBatch,
-        groups: list[Group],
     ) -> None:
         """Make the step part of the run: one durable line."""
-        if self._plan.save_trajectories:
-            path = self._folder.path / "trajectories" / f"step-{step + 1:06d}.jsonl.gz"
-            write_trajectories(path, groups)
         for group, outcome in kept.outcomes.items():
             self._folder.groups.append({"group": group, "state": outcome})
             self._open_groups.discard(group)

@@ -6,9 +6,10 @@ The plan is derived from the composed `Experiment` once; the loop reads nothing 
 from dataclasses import dataclass
 
 from mtrl_cli.config.schema import Experiment, OnFailure
-from mtrl_cli.rollout.admission import Budget
+from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.group import FailureRule
-from mtrl_cli.rollout.ports import SamplingParams
+from mtrl_cli.rollout.policy import PolicySnapshot
+from mtrl_cli.rollout.ports import SamplingParams, TaskSample
 from mtrl_cli.servers.interface import AdamSpec, LossSpec, ModelSpec
 from mtrl_cli.training.advantages import AdvantageForm
 from mtrl_cli.training.evaluation import EvaluationPlan
@@ -112,6 +113,23 @@ class TrainingPlan:
     @property
     def evaluation_during(self) -> EvaluationPlan:
         return self._evaluation(self.experiment.eval.games_during)
+
+    def admission(
+        self, run: str, stream: str, group: int, task: TaskSample, policy: PolicySnapshot
+    ) -> GroupAdmission:
+        """A group of the experiment's size, sampling and budget, under ``policy``."""
+        return GroupAdmission(
+            run=run,
+            stream=stream,
+            run_seed=self.seed,
+            group=group,
+            size=self.group_size,
+            task=task,
+            policy=policy.uri,
+            policy_step=policy.step,
+            sampling=self.sampling,
+            budget=self.budget,
+        )
 
     def adam(self, step: int) -> AdamSpec:
         """The optimizer's parameters at a step (0-based)."""

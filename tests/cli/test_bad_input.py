@@ -77,6 +77,15 @@ def test_a_server_that_cannot_train_all_weights(tmp_path: Path) -> None:
     assert "train.lora_rank" in told(result)
 
 
+def test_kl_on_a_server_that_does_not_keep_the_initial_policy(tmp_path: Path) -> None:
+    with ScriptedPolicyServer() as server:
+        asked = on_server(server.url)
+        result = mtrl("train", *asked, "train.kl=0.1", "server.snapshots=live", cwd=tmp_path)
+        assert server.models == {}
+    assert result.returncode == 2
+    assert "its snapshots are live" in told(result)
+
+
 @pytest.mark.parametrize("command", ["train", "rollout"])
 def test_an_image_in_a_prompt(tmp_path: Path, command: str) -> None:
     (tmp_path / "picture.py").write_text(PICTURE_TASK)

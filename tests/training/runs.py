@@ -18,6 +18,7 @@ SMALL = (
     "server.base_model=scripted",
     "server.tokenizer=mtrl-tiny",
     "server.api_key=none-needed",
+    "server.snapshots=immutable",
     "train.lora_rank=8",
     "train.checkpoint_every=0",
     "train.kl=0",
