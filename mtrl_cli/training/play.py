@@ -1,5 +1,10 @@
-"""`play`: groups of episodes under one policy, without training."""
+"""`play`: groups of episodes under one policy, without training.
 
+Groups are admitted as there is room for them, so that a drain finishes what is being played and
+begins nothing; what has been played is recorded also when a stop drops the rest.
+"""
+
+import math
 from collections import Counter
 
 from mtrl_cli.assembly import Parts, check_experiment
@@ -45,12 +50,29 @@ async def play(
         frame.outcome.policy = policy
         frame.folder.update(policy=policy)
         observer(PhaseStarted("sampling"))
-        played = await frame.rollout(parts).run(_admissions(frame, parts.task, policy, groups))
-        _record(frame, played)
-        if all(group.failed for group in played):
+        played: list[Group] = []
+        try:
+            async with frame.rollout(parts) as rollout:
+                for admission in _admissions(frame, parts.task, policy, groups):
+                    while rollout.in_flight >= _at_once(frame):
+                        played += await rollout.collect(1)
+                    if stop.draining:
+                        break
+                    rollout.admit(admission)
+                async for group in rollout.groups():
+                    played.append(group)
+        finally:
+            played.sort(key=lambda group: group.admission.group)
+            _record(frame, played)
+        if played and all(group.failed for group in played):
             raise MtrlError(f"all {len(played)} groups failed: {first_failure(played)}")
 
     return await frame.carry_out(work)
+
+
+def _at_once(frame: Frame) -> int:
+    """Groups in flight: twice what fits, so that one slow member does not leave slots empty."""
+    return 2 * math.ceil(frame.experiment.run.concurrency / frame.plan.group_size)
 
 
 def _admissions(frame: Frame, task: Task, policy: str, groups: int) -> list[GroupAdmission]:

@@ -34,9 +34,9 @@ class Scene:
         self.server.faults.add(endpoint, faults.hold(self.gate), times=-1, skip=skip)
 
     @contextmanager
-    def train(self, *overrides: str, **options: Any) -> Iterator[Running]:
+    def train(self, *overrides: str, command: str = "train", **options: Any) -> Iterator[Running]:
         where = f'server.base_url="{self.server.url}"'
-        arguments = ("train", *TINY, *SCRIPTED, where, *overrides)
+        arguments = (command, *TINY, *SCRIPTED, where, *overrides)
         running = Running(*arguments, cwd=self.cwd, environ=self.environ, **options)
         try:
             yield running
