@@ -72,7 +72,7 @@ def client_of(server, **options):
         "scripted",
         Capabilities("immutable", False, True, True, True),
         sample_timeout=0.1,
-        training_timeout=0.1,
+        training_timeout=5.0,
         **options,
     )
 
@@ -127,6 +127,7 @@ def test_training(quick, kind, status, body):
             await client.connect()
             ids = []
             model = await client.execute(client.create_model(SPEC), ids.append)
+            client._training._seconds = 0.1  # from here on, promises that never end are many
             server.faults.add(kind, faults.status(status, body), times=-1)
             loss = LossSpec("ppo", {})
             for call, result in (
