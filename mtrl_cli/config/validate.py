@@ -73,6 +73,7 @@ BOUNDS: dict[str, Bound] = {
     "train.kl_end_step": _at_least(1),
     "train.lora_rank": _at_least(1),
     "train.lora_alpha": _above(0),
+    "train.max_policy_lag": _at_least(0),
     "train.checkpoint_every": _at_least(0),
     "eval.games": _at_least(0),
     "eval.every": _at_least(0),

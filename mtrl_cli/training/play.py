@@ -14,6 +14,7 @@ from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.group import Group
+from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import Task
 from mtrl_cli.runs.folder import Redact
 from mtrl_cli.runs.stop import StopRequest
@@ -76,19 +77,14 @@ def _at_once(frame: Frame) -> int:
 
 
 def _admissions(frame: Frame, task: Task, policy: str, groups: int) -> list[GroupAdmission]:
-    plan = frame.plan
+    plan, snapshot = frame.plan, PolicySnapshot(policy, step=0)
     return [
-        GroupAdmission(
-            run=frame.folder.id,
-            stream="rollout",
-            run_seed=plan.seed,
-            group=group,
-            size=plan.group_size,
-            task=task.sample(seeds.derive("task/rollout", plan.seed, group)),
-            policy=policy,
-            policy_step=0,
-            sampling=plan.sampling,
-            budget=plan.budget,
+        plan.admission(
+            frame.folder.id,
+            "rollout",
+            group,
+            task.sample(seeds.derive("task/rollout", plan.seed, group)),
+            snapshot,
         )
         for group in range(groups)
     ]
