@@ -1,5 +1,6 @@
 """A real server process on loopback with a tiny random model, and a plain client for it."""
 
+import atexit
 import json
 import os
 import subprocess
@@ -139,12 +140,19 @@ def start(
         command(store, base, *extra), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=env or environment(), start_new_session=True,
     )  # fmt: skip
+    atexit.register(_kill, process)  # of a test that failed before it stopped its server
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         assert process.stderr is not None
         raise AssertionError(process.stderr.read())
     return process, json.loads(line)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
 
 
 def stop(process: subprocess.Popen[str]) -> str:
