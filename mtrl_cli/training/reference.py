@@ -1,7 +1,8 @@
 """Reference logprobs: the initial policy's logprobs of the tokens that were sampled.
 
-They come from the server (`TrainingService.logprobs` on the initial policy's URI), one call a
-trajectory, many at once. Only those of sampled tokens are kept.
+They come from the server (`TrainingService.logprobs` on the initial policy's URI), many at once.
+They depend on the tokens alone, so equal token sequences, which the members of a group often are,
+are asked for once. Only the logprobs of sampled tokens are kept.
 """
 
 import asyncio
@@ -25,18 +26,22 @@ async def reference_logprobs(
     Raises:
         TrainingError: the server returned a logprob that is not finite.
     """
+    sequences = [bytes(trajectory.tokens.ids) for trajectory in trajectories]
+    distinct = {key: t.tokens for key, t in zip(sequences, trajectories, strict=True)}
     async with asyncio.TaskGroup() as tasks:
-        running = [
-            tasks.create_task(_of_one(service, policy, trajectory.tokens))
-            for trajectory in trajectories
-        ]
-    return [task.result() for task in running]
+        running = {
+            key: tasks.create_task(service.logprobs(policy, tokens.ids))
+            for key, tokens in distinct.items()
+        }
+    return [
+        _of_sampled(running[key].result(), trajectory.tokens, policy)
+        for key, trajectory in zip(sequences, trajectories, strict=True)
+    ]
 
 
-async def _of_one(
-    service: TrainingService, policy: str, tokens: TokenSequence
+def _of_sampled(
+    logprobs: NDArray[np.float32], tokens: TokenSequence, policy: str
 ) -> NDArray[np.float32]:
-    logprobs = await service.logprobs(policy, tokens.ids)
     values = logprobs[sampled_positions(tokens) + 1]
     if not np.isfinite(values).all():
         raise TrainingError(f"a reference logprob under {policy} is not finite")
