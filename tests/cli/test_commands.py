@@ -58,7 +58,7 @@ def test_help_lists_what_can_be_composed(tmp_path: Path, name: str) -> None:
 def test_a_dry_run_tells_what_would_happen_and_creates_nothing(tmp_path: Path) -> None:
     done = mtrl("train", "--dry-run", "group.size=4", "train.steps=3", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "3 steps × 16 groups × 4 trajectories = 192 episodes, 64 at once" in done.stdout
+    assert "3 steps × 20 groups × 4 trajectories = 240 episodes, 80 at once" in done.stdout
     assert "changed     group.size=4 train.steps=3" in done.stdout
     assert "started for the run (not started)" in done.stdout
     assert "snapshots: immutable; a training call sent twice is executed once" in done.stdout
