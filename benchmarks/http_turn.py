@@ -1,9 +1,10 @@
 """CPU that one turn costs the client: mtrl's transport beside the ordinary ways to make a request.
 
 A turn is what the Tinker API makes of it: POST `asample` with the whole context, then POST
-`retrieve_future` for the result. A stub in a process of its own answers each after 50 ms, so that
-the figure is the client's own CPU: user and system time of this process, all threads, over the
-turns made. The peers encode the context with `json=` and parse the replies, as people do.
+`retrieve_future` for the result; "one reply" is a server that honours `Prefer: wait`. A stub in a
+process of its own answers each after 50 ms, so that the figure is the client's own CPU: user and
+system time of this process, all threads, over the turns made. The peers encode the context with
+`json=` and parse the replies, as people do.
 
     python benchmarks/http_turn.py [--turns N] [--rounds R]
 
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -38,6 +40,8 @@ IN_FLIGHT = (64, 512)
 VOCABULARY = 150_000
 DELAY = 0.05
 SAMPLED = 40
+WAITING = "waiting"
+"""To this key the stub answers `asample` with the result, as `Prefer: wait` asks for."""
 
 Turn = Callable[[int], Awaitable[None]]
 Client = Callable[[str, int, "array.array[int]"], contextlib.AbstractAsyncContextManager[Turn]]
@@ -77,6 +81,8 @@ def serve() -> None:
             raise web.HTTPNotFound
         if name in ("asample", "retrieve_future"):
             await asyncio.sleep(DELAY)
+        if name == "asample" and request.headers.get("X-API-Key") == WAITING:
+            body = bodies["retrieve_future"]
         return web.Response(body=body, content_type="application/json")
 
     async def run() -> None:
@@ -95,8 +101,10 @@ def serve() -> None:
 
 
 @contextlib.asynccontextmanager
-async def mtrl(url: str, in_flight: int, tokens: "array.array[int]") -> AsyncIterator[Turn]:
-    client = TinkerService(Address.of(url, "k"), "m", CAPABILITIES, connections=in_flight)
+async def mtrl(
+    url: str, in_flight: int, tokens: "array.array[int]", key: str = "k"
+) -> AsyncIterator[Turn]:
+    client = TinkerService(Address.of(url, key), "m", CAPABILITIES, connections=in_flight)
     await client.connect()
     try:
 
@@ -171,6 +179,7 @@ async def plain_httpx(url: str, in_flight: int, tokens: "array.array[int]") -> A
 # name, client, the share of --turns that it makes: httpx is too slow for all of them
 CLIENTS: tuple[tuple[str, Client, float], ...] = (
     ("mtrl", mtrl, 1.0),
+    ("mtrl, one reply", partial(mtrl, key=WAITING), 1.0),
     ("aiohttp", plain_aiohttp, 1.0),
     ("httpx over aiohttp", httpx_over_aiohttp, 1.0),
     ("httpx", plain_httpx, 0.1),
