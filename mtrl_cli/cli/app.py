@@ -78,7 +78,10 @@ def train(
 def rollout(
     overrides: Overrides = None,
     groups: Annotated[
-        int, typer.Option("--groups", metavar="N", min=1, help="Groups of episodes to play.")
+        int,
+        typer.Option(
+            "--groups", metavar="N", min=1, max=1_000_000, help="Groups of episodes to play."
+        ),
     ] = 4,
     dry_run: DryRun = False,
     as_json: AsJson = False,

@@ -29,6 +29,11 @@ def _at_least(low: float) -> Bound:
     return Bound(lambda value: value >= low, f"at least {low:g}")
 
 
+def _between(low: int, high: int) -> Bound:
+    """Where a slip of the keyboard would fill the memory before anything else goes wrong."""
+    return Bound(lambda value: low <= value <= high, f"from {low:,} to {high:,}")
+
+
 def _above(low: float) -> Bound:
     return Bound(lambda value: value > low, f"above {low:g}")
 
@@ -50,8 +55,8 @@ BOUNDS: dict[str, Bound] = {
     "env.step_timeout": _above(0),
     "env.close_timeout": _above(0),
     "task.unfinished_reward": _ANY,
-    "group.size": _at_least(1),
-    "group.per_step": _at_least(1),
+    "group.size": _between(1, 100_000),
+    "group.per_step": _between(1, 100_000),
     "group.temperature": _at_least(0),
     "group.top_k": _TOP_K,
     "group.top_p": _SHARE,
@@ -75,9 +80,9 @@ BOUNDS: dict[str, Bound] = {
     "train.lora_alpha": _above(0),
     "train.max_policy_lag": _at_least(0),
     "train.checkpoint_every": _at_least(0),
-    "eval.games": _at_least(0),
+    "eval.games": _between(0, 1_000_000),
     "eval.every": _at_least(0),
-    "eval.games_during": _at_least(1),
+    "eval.games_during": _between(1, 1_000_000),
     "eval.seed": _at_least(0),
     "run.concurrency": _at_least(1),
     "run.drain_timeout": _at_least(0),

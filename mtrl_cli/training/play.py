@@ -6,6 +6,7 @@ begins nothing; what has been played is recorded also when a stop drops the rest
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 from mtrl_cli.assembly import Parts, check_experiment
 from mtrl_cli.config.schema import Experiment
@@ -76,18 +77,12 @@ def _at_once(frame: Frame) -> int:
     return 2 * math.ceil(frame.experiment.run.concurrency / frame.plan.group_size)
 
 
-def _admissions(frame: Frame, task: Task, policy: str, groups: int) -> list[GroupAdmission]:
+def _admissions(frame: Frame, task: Task, policy: str, groups: int) -> Iterator[GroupAdmission]:
+    """Made one by one, as there is room for them."""
     plan, snapshot = frame.plan, PolicySnapshot(policy, step=0)
-    return [
-        plan.admission(
-            frame.folder.id,
-            "rollout",
-            group,
-            task.sample(seeds.derive("task/rollout", plan.seed, group)),
-            snapshot,
-        )
-        for group in range(groups)
-    ]
+    for group in range(groups):
+        sample = task.sample(seeds.derive("task/rollout", plan.seed, group))
+        yield plan.admission(frame.folder.id, "rollout", group, sample, snapshot)
 
 
 def _record(frame: Frame, played: list[Group]) -> None:

@@ -50,7 +50,7 @@ def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("group.size", 0, "group.size is 0; allowed: at least 1"),
+        ("group.size", 0, "group.size is 0; allowed: from 1 to 100,000"),
         ("group.size", 1, "group.size is 1; allowed: at least 2 for training"),
         ("group.temperature", 0.0, "group.temperature is 0; allowed: above 0 for training"),
         ("group.top_p", 0.9, "group.top_p is 0.9; allowed: 1.0 for training"),
@@ -63,7 +63,7 @@ def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
         ("train.kl", -0.1, "train.kl is -0.1; allowed: at least 0"),
         ("train.lora_rank", 0, "train.lora_rank is 0; allowed: at least 1"),
         ("env.step_timeout", 0.0, "env.step_timeout is 0; allowed: above 0"),
-        ("eval.games", -1, "eval.games is -1; allowed: at least 0"),
+        ("eval.games", -1, "eval.games is -1; allowed: from 0 to 1,000,000"),
         ("env.entrypoint", "nothing", "env.entrypoint is 'nothing'; allowed: module:Class"),
         ("server.base_url", "localhost:1", "server.base_url is 'localhost:1'; allowed: an address"),
         ("policy", "tinker://x", "policy is 'tinker://x'; allowed: null for training"),
