@@ -109,8 +109,14 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     folder = tmp_path_factory.mktemp("sdk")
     base = make_base(folder / "base")
     environment = {**os.environ, "SERVER_KEY": KEY}
-    with serving(folder / "store", base, "--api-key-env", "SERVER_KEY",
-                 env=environment, headers={"X-API-Key": KEY}) as client:
+    with serving(
+        folder / "store",
+        base,
+        "--api-key-env",
+        "SERVER_KEY",
+        env=environment,
+        headers={"X-API-Key": KEY},
+    ) as client:
         yield run_sdk(client)
 
 
@@ -157,7 +163,8 @@ def test_it_saves_loads_lists_and_deletes(answer: dict[str, Any]) -> None:
     assert answer["rl"] == pytest.approx(-0.5 * 8, rel=1e-4)
     assert model in answer["runs"]
     assert answer["checkpoints"] == [
-        f"tinker://{model}/sampler_weights/snap", f"tinker://{model}/weights/state"
+        f"tinker://{model}/sampler_weights/snap",
+        f"tinker://{model}/weights/state",
     ]
     assert answer["after_delete"] == [f"tinker://{model}/weights/state"]
 
