@@ -109,7 +109,7 @@ def test_no_output_ever_shows_a_secret(tmp_path: Path) -> None:
         ),
         (
             ["group.size=0", "train.steps=0"],
-            "error: group.size is 0; allowed: at least 1\n"
+            "error: group.size is 0; allowed: from 1 to 100,000\n"
             "       train.steps is 0; allowed: at least 1\n"
             "   at: group.size=0\n",
         ),
