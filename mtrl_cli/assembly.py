@@ -20,6 +20,7 @@ from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.errors import MtrlError, UsageError
+from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
     Chat,
@@ -194,6 +195,8 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
 def _play_parts(experiment: Experiment) -> tuple[RendererChat, Task, OpenEnvFactory, int]:
     """What episodes are played with, beside the policy."""
     server, env, task = experiment.server, experiment.env, experiment.task
+    # A task's file may import OpenEnv too, whose packages would import their servers.
+    light_packages("openenv", "openenv.core", "openenv.core.env_server")
     loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
     tokenizer = load_tokenizer(server.tokenizer)
     chat = RendererChat(tokenizer, server.renderer)

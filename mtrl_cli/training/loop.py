@@ -81,6 +81,8 @@ class TrainingLoop:
         self._observer = observer
         self._stop = stop
         self._totals = totals
+        self.committed: PolicySnapshot | None = None
+        """The policy of the last commit."""
         self._open_groups: set[int] = set()
         """Admitted and not consumed yet."""
 
@@ -238,6 +240,7 @@ class TrainingLoop:
             durable=True,
         )
         self._folder.update(policy=policy.uri, step=step + 1)
+        self.committed = policy
 
     def _report(
         self,

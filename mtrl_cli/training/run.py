@@ -63,7 +63,11 @@ async def _train(frame: Frame, parts: Parts, operations: Operations) -> None:
         stop=frame.stop,
         totals=outcome.totals,
     )
-    final = await loop.run(initial)
+    try:
+        final = await loop.run(initial)
+    finally:
+        # Also what a stop or a failure leaves: the run has reached its last commit.
+        outcome.policy = (loop.committed or initial).uri
     frame.policy(final)
     if not frame.stop.draining:
         rollout = frame.rollout(parts)  # the loop has settled the one it trained with
