@@ -38,6 +38,7 @@ from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.resources import RolloutResources
+from mtrl_cli.rollout.settle import original
 from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.training.plan import TrainingPlan
@@ -131,7 +132,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     try:
         stopped = asyncio.run(_until_stopped(main))
     except* MtrlError as errors:
-        failure = _first(errors)
+        failure = original(errors)
     if failure is not None:
         sys.stderr.write(_told(failure))
         raise SystemExit(2 if isinstance(failure, UsageError) else 1)
@@ -193,10 +194,3 @@ def _told(error: BaseException) -> str:
     labels = {"error": str(error), "at": getattr(error, "at", None)}
     labels["hint"] = getattr(error, "hint", None)
     return "".join(f"{label:>5}: {harmless(text)}\n" for label, text in labels.items() if text)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -31,7 +31,7 @@ from mtrl_cli.rollout.events import Observer, ignore
 from mtrl_cli.rollout.group import FailureRule, Group, play_group
 from mtrl_cli.rollout.ports import Chat, EnvironmentFactory, HarnessFactory, Policy, Task
 from mtrl_cli.rollout.resources import Borrow, RolloutResources
-from mtrl_cli.rollout.settle import finish
+from mtrl_cli.rollout.settle import finish, original
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class ClientMultiTurnRollout:
             self._dropped.append(admission.group)
         elif (error := task.exception()) is not None:
             self._dropped.append(admission.group)
-            self._failure = self._failure or _original(error)
+            self._failure = self._failure or original(error)
         else:
             self._finished.append(task.result())
         self._changed.set()
@@ -220,10 +220,3 @@ class ClientMultiTurnRollout:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def _original(error: BaseException) -> BaseException:
-    """The error inside nested exception groups that was raised first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,4 +1,4 @@
-"""Finishing what was begun, also under cancellation."""
+"""Finishing what was begun, also under cancellation; finding the error that began a failure."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -32,3 +32,10 @@ async def finish(work: Coroutine[Any, Any, T], patience: float | None = None) ->
             task.exception()  # retrieved: the cancellation is what the caller sees
         raise cancelled
     return task.result()
+
+
+def original(error: BaseException) -> BaseException:
+    """The error inside nested exception groups that was raised first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -21,6 +21,7 @@ from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.resources import RolloutResources
+from mtrl_cli.rollout.settle import original
 from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
@@ -92,7 +93,7 @@ class Frame:
             if self.stop.draining:
                 status, reason = "cancelled", "stopped by the user"
         except BaseExceptionGroup as group:
-            error = _first(group)
+            error = original(group)
             reason = str(error) or type(error).__name__
             raise error from group
         except BaseException as error:
@@ -233,11 +234,3 @@ def cancelled_before_it_began() -> RunFinished:
     """The end of a run that was stopped before it had a folder."""
     reason = "stopped by the user before the run began"
     return RunFinished("", "", "cancelled", reason, 0, 0, 0, None, None, None, {})
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first failure inside nested groups: the original error of a worker that died."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
