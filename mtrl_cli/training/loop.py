@@ -27,6 +27,7 @@ from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.rollout.ports import Task
 from mtrl_cli.rollout.settle import finish
+from mtrl_cli.runs.commits import Commit
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
@@ -228,17 +229,16 @@ class TrainingLoop:
             self._folder.groups.append({"group": group, "state": outcome})
             self._open_groups.discard(group)
         self._folder.ledger.sync()  # no commit without the calls that it rests on
-        self._folder.commits.append(
-            {
-                "step": step + 1,
-                "attempt": self._folder.attempt,
-                "policy": policy.uri,
-                "policy_step": policy.step,
-                "state": state,
-                "groups": {str(group): outcome for group, outcome in kept.outcomes.items()},
-            },
-            durable=True,
+        commit = Commit(
+            step=step + 1,
+            attempt=self._folder.attempt,
+            policy=policy.uri,
+            policy_step=policy.step,
+            state=state,
+            groups=kept.outcomes,
+            snapshot={},
         )
+        self._folder.commits.append(commit.to_record(), durable=True)
         self._folder.update(policy=policy.uri, step=step + 1)
         self.committed = policy
 
