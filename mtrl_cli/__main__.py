@@ -6,8 +6,27 @@ nothing is held that would have to be returned, so leaving at once is right and 
 
 import os
 import signal
+import sys
 
 INTERRUPTED = 128 + signal.SIGINT
+
+
+def _fill_standard_descriptors() -> None:
+    """Point a standard descriptor that the caller closed (``mtrl … >&-``) at nothing.
+
+    Python has no stream for it then, and the next file that is opened, a ledger say, would get
+    its number and everything that is printed.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != descriptor:
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r"))  # noqa: SIM115, PTH123
+
+
+_fill_standard_descriptors()
 
 # A shell that starts a background job makes it ignore SIGINT; that choice stays.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

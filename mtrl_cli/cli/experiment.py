@@ -16,6 +16,7 @@ from mtrl_cli.display.state import DisplayPlan
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import UsageError
+from mtrl_cli.runs.places import check_runs_dir
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def _dry_run(asked: Asked, composed: Composed, as_json: bool) -> int:
 
     experiment = resolve(composed, secrets=False)
     refuse_invalid(experiment, composed, training=asked.trains)
+    check_runs_dir(experiment.run.dir)
     facts = dry_run.plan(asked.command, composed, experiment, asked.groups)
     screen, redact = Screen(sys.stdout), composed.redact
     if as_json:
@@ -64,6 +66,7 @@ def _run(asked: Asked, composed: Composed, teller: Teller) -> int:
 
     experiment = resolve(composed)
     refuse_invalid(experiment, composed, training=asked.trains)
+    check_runs_dir(experiment.run.dir)
     session = Session(
         plan=_display_plan(asked, experiment),
         teller=teller,

@@ -46,7 +46,7 @@ def search_dirs(
 
 def experiments(dirs: Sequence[Path]) -> list[str]:
     """Names that ``conf=`` accepts."""
-    found = {path.stem for folder in dirs for path in folder.glob("*.yaml")}
+    found = {path.stem for folder in dirs for path in folder.glob("*.yaml") if path.is_file()}
     return sorted(found - {BASE})
 
 
@@ -54,7 +54,7 @@ def groups(dirs: Sequence[Path]) -> Mapping[str, list[str]]:
     """Config groups and the options of each."""
     found: dict[str, set[str]] = {}
     for folder in dirs:
-        for path in folder.glob("*/*.yaml"):
+        for path in filter(Path.is_file, folder.glob("*/*.yaml")):
             found.setdefault(path.parent.name, set()).add(path.stem)
     return {group: sorted(found[group]) for group in sorted(found)}
 

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from mtrl_cli.errors import UsageError
+
 
 def default_store() -> Path:
     """The user's folder of weights: ``$MTRL_HOME/store``, or below the XDG data folder."""
@@ -11,3 +13,28 @@ def default_store() -> Path:
         return Path(home).expanduser() / "store"
     data = os.environ.get("XDG_DATA_HOME")
     return (Path(data) if data else Path.home() / ".local" / "share") / "mtrl" / "store"
+
+
+def check_runs_dir(runs: str) -> None:
+    """See that run folders can be made under ``run.dir``, without making anything.
+
+    Raises:
+        UsageError: something that is not a folder is in the way, or writing is not allowed.
+    """
+    if "\0" in runs:
+        raise UsageError(f"run.dir: {runs!r} cannot be a folder's name")
+    path = Path(runs)
+    try:
+        # The nearest folder that is there: what is missing below it would be made.
+        base = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+        if not base.is_dir():
+            raise UsageError(f"run.dir: {runs!r} cannot be a folder: {str(base)!r} is a file")
+        if not os.access(base, os.W_OK | os.X_OK) or _read_only(base):
+            raise UsageError(f"run.dir: {runs!r} cannot be made: {str(base)!r} is not writable")
+    except OSError as error:
+        raise UsageError(f"run.dir: {runs!r} cannot be used: {error.strerror}") from error
+
+
+def _read_only(folder: Path) -> bool:
+    """Whether the kernel itself makes the files here, so that even root can make none."""
+    return folder.resolve().is_relative_to("/proc") or folder.resolve().is_relative_to("/sys")

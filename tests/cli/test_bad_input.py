@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -124,3 +125,32 @@ def test_an_unknown_policy(tmp_path: Path) -> None:
 
 def _line(process: psutil.Process) -> str:
     return " ".join(process.info["cmdline"] or []) if process.pid != os.getpid() else ""
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [
+        ("taken/runs", "taken' is a file"),
+        ("/proc/runs", "'/proc' is not writable"),
+        ('"a\\0b"', "cannot be a folder's name"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, folder: str, says: str, dry: bool) -> None:
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "x.yaml").write_text(
+        f"defaults: [blackjack, _self_]\nrun: {{dir: {folder}}}\n"
+    )
+    options = ["--dry-run"] if dry else []
+    result = mtrl("rollout", "conf=./x.yaml", *options, cwd=tmp_path)
+    assert result.returncode == 2
+    assert says in told(result)
+    assert told(result).startswith("error: run.dir: ")
+
+
+def test_a_closed_standard_output_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mtrl_cli", "rollout", "--dry-run"]
+    closed = subprocess.run(
+        ["sh", "-c", '"$@" >&- 2>&-', "sh", *command], cwd=tmp_path, timeout=60, check=False
+    )
+    assert closed.returncode == 0
