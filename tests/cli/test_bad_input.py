@@ -138,9 +138,7 @@ def _line(process: psutil.Process) -> str:
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_folder_that_cannot_be_made(tmp_path: Path, folder: str, says: str, dry: bool) -> None:
     (tmp_path / "taken").write_text("")
-    (tmp_path / "x.yaml").write_text(
-        f"defaults: [blackjack, _self_]\nrun: {{dir: {folder}}}\n"
-    )
+    (tmp_path / "x.yaml").write_text(f"defaults: [blackjack, _self_]\nrun: {{dir: {folder}}}\n")
     options = ["--dry-run"] if dry else []
     result = mtrl("rollout", "conf=./x.yaml", *options, cwd=tmp_path)
     assert result.returncode == 2
