@@ -37,6 +37,8 @@ class Commit:
     """Group id → outcome, of the groups that this step consumed."""
     snapshot: Mapping[str, Any]
     """What is known of the policy's snapshot beside its URI: ``name``, and what the server told."""
+    trajectories: str | None = None
+    """SHA-256 of the text of the step's trajectories; None where none were written."""
 
     def to_record(self) -> dict[str, Any]:
         return {
@@ -47,6 +49,7 @@ class Commit:
             "policy_step": self.policy_step,
             "state": self.state,
             "snapshot": dict(self.snapshot),
+            "trajectories": self.trajectories,
             "groups": {str(group): outcome for group, outcome in self.groups.items()},
         }
 
@@ -130,4 +133,5 @@ def _commit(record: Mapping[str, Any]) -> Commit:
         state=record["state"],
         groups={int(group): str(outcome) for group, outcome in record["groups"].items()},
         snapshot=dict(record["snapshot"]),
+        trajectories=record.get("trajectories"),
     )

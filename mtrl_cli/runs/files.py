@@ -20,7 +20,7 @@ def write_document(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 class RecordFile:
@@ -71,6 +71,15 @@ def redacted(node: Any, redact: Callable[[str], str]) -> Any:
     return node
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until what was renamed into ``folder`` is on disk under its name."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _cut_torn_line(path: Path) -> None:
     if not path.exists():
         return
@@ -78,11 +87,3 @@ def _cut_torn_line(path: Path) -> None:
     whole = data.rfind(b"\n") + 1
     if whole != len(data):
         os.truncate(path, whole)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

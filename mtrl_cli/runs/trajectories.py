@@ -3,9 +3,14 @@
 A line holds the token ids as the server returned them, the spans (which are the mask: only
 ``sampled`` tokens are trained) and one logprob per sampled token, in order. Everything that was
 sampled is written, also what was not trained, so that a run can be checked from its files.
+
+Two digests make every byte count. A line ends with its own (`sealed`), which tells where a file
+was changed. The file's is the SHA-256 of its whole text (``zcat FILE | sha256sum``); the commit
+of the step holds it, so that no other file can stand in.
 """
 
 import gzip
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -15,19 +20,47 @@ from typing import Any
 from mtrl_cli.rollout.admission import thawed
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import CallRecord, Trajectory, Turn
+from mtrl_cli.runs.files import sync_folder
 
 _COMPRESSION = 1
 """Most of the gain at a fraction of the time: the files are small."""
 
 
-def write_trajectories(path: Path, groups: Iterable[Group]) -> None:
-    """Write every trajectory of ``groups``, failed attempts included; all or nothing."""
+_SEAL = b',"sha256":"'
+
+
+def write_trajectories(path: Path, groups: Iterable[Group]) -> str:
+    """Write every trajectory of ``groups``, failed attempts included; all or nothing.
+
+    Returns the SHA-256 of the text, in hex, once the file is on disk.
+    """
+    whole = hashlib.sha256()
     beside = path.with_name(path.name + ".tmp")
-    with gzip.open(beside, "wt", compresslevel=_COMPRESSION, encoding="utf-8") as file:
-        for group in groups:
-            for trajectory in (*group.members, *group.failures):
-                file.write(json.dumps(to_record(trajectory), separators=(",", ":")) + "\n")
-    os.replace(beside, path)  # noqa: PTH105 - a rename, atomic on POSIX
+    with beside.open("wb") as out:
+        with gzip.GzipFile("", "wb", _COMPRESSION, out, mtime=0) as file:
+            for group in groups:
+                for trajectory in (*group.members, *group.failures):
+                    line = sealed(json.dumps(to_record(trajectory), separators=(",", ":")))
+                    whole.update(line)
+                    file.write(line)
+        out.flush()
+        os.fsync(out.fileno())  # the commit that names it is durable
+    beside.replace(path)
+    sync_folder(path.parent)
+    return whole.hexdigest()
+
+
+def sealed(record: str) -> bytes:
+    """The line of a JSON object: the object, with its SHA-256 as one more, last key."""
+    text = record.encode()
+    return text[:-1] + _SEAL + hashlib.sha256(text).hexdigest().encode() + b'"}\n'
+
+
+def seal_holds(line: bytes) -> bool:
+    """Whether a line is exactly as `sealed` made it."""
+    body, seal, rest = line.rpartition(_SEAL)
+    digest = hashlib.sha256(body + b"}").hexdigest()
+    return bool(seal) and rest == digest.encode() + b'"}\n'
 
 
 def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:

@@ -125,8 +125,8 @@ class TrainingLoop:
                     driver.close_admission()
                 driver.publish(policy)
                 state = await self._save_state(step)
-                await self._write_trajectories(step, groups)
-                self._commit(step, policy, state, kept)
+                digest = await self._write_trajectories(step, groups)
+                self._commit(step, policy, state, kept, digest)
 
                 clock.lap("seconds_training")
                 self._report(step, policy, figures | clock.laps, groups, kept)
@@ -211,11 +211,12 @@ class TrainingLoop:
         name = snapshot_name(self._folder.id, self._folder.attempt, step + 1)
         return await self._operations.save_state(name)
 
-    async def _write_trajectories(self, step: int, groups: list[Group]) -> None:
-        if self._plan.save_trajectories:
-            path = self._folder.path / "trajectories" / f"step-{step + 1:06d}.jsonl.gz"
-            # On a thread: sampling goes on meanwhile.
-            await finish(asyncio.to_thread(write_trajectories, path, groups))
+    async def _write_trajectories(self, step: int, groups: list[Group]) -> str | None:
+        if not self._plan.save_trajectories:
+            return None
+        path = self._folder.path / "trajectories" / f"step-{step + 1:06d}.jsonl.gz"
+        # On a thread: sampling goes on meanwhile.
+        return await finish(asyncio.to_thread(write_trajectories, path, groups))
 
     def _commit(
         self,
@@ -223,6 +224,7 @@ class TrainingLoop:
         policy: PolicySnapshot,
         state: str | None,
         kept: TrainingBatch,
+        trajectories: str | None,
     ) -> None:
         """Make the step part of the run: one durable line."""
         for group, outcome in kept.outcomes.items():
@@ -237,6 +239,7 @@ class TrainingLoop:
             state=state,
             groups=kept.outcomes,
             snapshot={},
+            trajectories=trajectories,
         )
         self._folder.commits.append(commit.to_record(), durable=True)
         self._folder.update(policy=policy.uri, step=step + 1)

@@ -86,7 +86,8 @@ def _admissions(frame: Frame, task: Task, policy: str, groups: int) -> Iterator[
 
 
 def _record(frame: Frame, played: list[Group]) -> None:
-    write_trajectories(frame.folder.path / "trajectories" / "rollout.jsonl.gz", played)
+    digest = write_trajectories(frame.folder.path / "trajectories" / "rollout.jsonl.gz", played)
+    frame.folder.update(trajectories=digest)
     for group in played:
         frame.folder.groups.append(
             {

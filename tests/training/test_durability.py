@@ -17,6 +17,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.synced: dict[str, str] = {}
+        self.written: list[str] = []
         self.at_commit: list[bool] = []
         self.syncs = 0
 
@@ -25,10 +26,17 @@ class Disk:
         if path.is_dir():
             return
         self.syncs += 1
+        if path.suffix == ".tmp":  # a document, before it gets its name
+            self.written.append(path.name)
+            return
         self.synced[path.name] = path.read_text()
         if path.name == "commits.jsonl":
             ledger = path.with_name("ledger.jsonl")
-            self.at_commit.append(self.synced[ledger.name] == ledger.read_text())
+            step = len(self.at_commit) + 1
+            self.at_commit.append(
+                self.synced[ledger.name] == ledger.read_text()
+                and f"step-{step:06d}.jsonl.gz.tmp" in self.written
+            )
 
 
 @contextmanager
@@ -53,7 +61,9 @@ def test_an_intent_is_on_disk_with_everything_before_it(tmp_path: Path, monkeypa
         ledger.close()
 
 
-async def test_no_commit_without_the_calls_that_it_rests_on(tmp_path: Path, monkeypatch) -> None:
+async def test_no_commit_without_the_calls_and_the_trajectories_that_it_rests_on(
+    tmp_path: Path, monkeypatch
+) -> None:
     disk = Disk()
     with watched(disk, monkeypatch):
         async with ScriptedPolicyServer(sampler=Player()) as server:
