@@ -17,15 +17,15 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote
+from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import hdrs, web
 
-from mtrl_cli.local import codec, listing
+from mtrl_cli.local import codec
+from mtrl_cli.local.checkpoints import CheckpointRoutes
 from mtrl_cli.local.errors import RefusedError
 from mtrl_cli.local.service import Service
-from mtrl_cli.local.store import MissingError, Ref, check_name, parse_uri
 from mtrl_cli.local.validate import text
 
 PREFIX = "/api/v1/"
@@ -37,7 +37,6 @@ Answer = Reply | Coroutine[None, None, Reply]
 Post = Callable[[Body, bytes], Answer]
 Get = Callable[..., Answer]
 
-_T = TypeVar("_T")
 _HEADERS: dict[str, str] = {hdrs.CONTENT_TYPE: codec.CONTENT_TYPE}
 _BUSY = {**_HEADERS, hdrs.RETRY_AFTER: "1"}
 _WAITED = {**_HEADERS, "Preference-Applied": "wait"}
@@ -49,6 +48,7 @@ _TOO_LARGE = f"body: larger than {MAX_BODY} bytes; send fewer data in one reques
 class App:
     def __init__(self, service: Service, api_key: str | None) -> None:
         self._service = service
+        self._checkpoints = CheckpointRoutes(service)
         self._key = None if api_key is None else api_key.encode()
         self._posts: dict[str, Post] = {
             PREFIX + name: handler for name, handler in self._table().items()
@@ -81,7 +81,7 @@ class App:
     async def handle(self, request: web.BaseRequest) -> web.Response:
         try:
             target = request.raw_path
-            if self._key is not None and target != PREFIX + "healthz":
+            if self._key is not None and not self._open_to_all(request.method, target):
                 self._check_key(request)
             if request.method == "POST":
                 handler = self._post(target)
@@ -89,6 +89,8 @@ class App:
                 if target == _ASAMPLE and (seconds := _preferred_wait(request)) > 0:
                     return await self._sample_and_wait(codec.parse(raw), seconds)
                 reply = handler(codec.parse(raw), raw)
+            elif (file := await self._checkpoints.file(request)) is not None:
+                return file
             else:
                 reply = self._get(request.method, target)
             if not isinstance(reply, bytes | dict):
@@ -99,6 +101,9 @@ class App:
             raise
         except Exception as error:
             return _unhappy(error)
+
+    def _open_to_all(self, method: str, target: str) -> bool:
+        return target == PREFIX + "healthz" or self._checkpoints.is_download(method, target)
 
     def _check_key(self, request: web.BaseRequest) -> None:
         given = request.headers.get("X-API-Key", "").encode("utf-8", "surrogateescape")
@@ -138,13 +143,12 @@ class App:
             "unload_model": self._unload,
             "get_info": self._info,
             "create_sampling_session": self._sampling_session,
-            "weights_info": self._weights_info,
+            "weights_info": self._checkpoints.weights_info,
             "client/config": self._client_config,
             "telemetry": self._telemetry,
         }
 
     def _get_table(self) -> list[tuple[str, Get]]:
-        checkpoint = r"DELETE /api/v1/training_runs/([^/]+)/checkpoints/([^/]+)/(.+)"
         return [
             (r"GET /api/v1/healthz", self._healthz),
             (r"GET /api/v1/get_server_capabilities", self._capabilities),
@@ -152,10 +156,7 @@ class App:
             (r"GET /api/v1/samplers/([^/]+)", self._sampler),
             (r"GET /api/v1/sessions", self._sessions),
             (r"GET /api/v1/sessions/([^/]+)", self._session),
-            (r"GET /api/v1/training_runs", self._runs),
-            (r"GET /api/v1/training_runs/([^/]+)", self._run),
-            (r"GET /api/v1/(?:training_runs|models)/([^/]+)/checkpoints", self._checkpoints),
-            (checkpoint, self._delete),
+            *self._checkpoints.table(),
         ]
 
     # --- promises
@@ -259,10 +260,6 @@ class App:
         call = codec.sampling_session(body)
         return await self._service.sampling.open(call, _digest("create_sampling_session", raw))
 
-    async def _weights_info(self, body: Body, raw: bytes) -> Reply:
-        ref = parse_uri(text(body, "tinker_path"), "tinker_path")
-        return listing.weights_info(await self._service.checkpoint_meta(ref))
-
     def _client_config(self, body: Body, raw: bytes) -> Reply:
         return {"pjwt_auth_enabled": False}
 
@@ -303,33 +300,6 @@ class App:
     def _session(self, session_id: str, query: str) -> Reply:
         session = self._service.sessions.touch(session_id)
         return {"training_run_ids": sorted(session.models), "sampler_ids": sorted(session.samplers)}
-
-    async def _runs(self, query: str) -> Reply:
-        limit, offset = _number(query, "limit", 20, 1000), _number(query, "offset", 0, 2**31)
-        times = {m.id: m.last_request for m in self._service.live_models().values()}
-        return await asyncio.to_thread(
-            listing.training_runs, self._service.store, limit, offset, times
-        )
-
-    async def _run(self, model_id: str, query: str) -> Reply:
-        live = self._service.live_models().get(model_id)
-        last = None if live is None else live.last_request
-        return await _stored(model_id, listing.training_run, self._service.store, model_id, last)
-
-    async def _checkpoints(self, model_id: str, query: str) -> Reply:
-        return await _stored(model_id, listing.checkpoints, self._service.store, model_id)
-
-    async def _delete(self, model_id: str, kind: str, name: str, query: str) -> Reply:
-        ref: Ref = parse_uri(f"tinker://{model_id}/{kind}/{check_name(name)}")
-        await _stored(ref.uri, self._service.store.delete, ref)
-        return {"deleted": ref.uri}
-
-
-async def _stored(name: str, function: Callable[..., _T], *args: Any) -> _T:
-    try:
-        return await asyncio.to_thread(function, *args)
-    except MissingError:
-        raise RefusedError(404, f"{name:.200} is not in the store") from None
 
 
 async def _body(request: web.BaseRequest) -> bytes:
@@ -374,12 +344,3 @@ def _promise(request_id: str) -> bytes:
 
 def _digest(call: str, raw: bytes) -> bytes:
     return hashlib.blake2b(raw, digest_size=16, key=call.encode()).digest()
-
-
-def _number(query: str, key: str, default: int, high: int) -> int:
-    values = parse_qs(query).get(key)
-    if not values:
-        return default
-    if not values[0].isdecimal() or int(values[0]) > high:
-        raise RefusedError(400, f"{key}: expected an integer in 0..{high}")
-    return int(values[0])

@@ -71,6 +71,8 @@ def weights_info(meta: Mapping[str, Any]) -> dict[str, Any]:
         "is_lora": lora is not None,
         "lora_rank": None,
     }
+    if isinstance(meta.get("digest"), str):
+        info["digest"] = meta["digest"]
     if lora is not None:
         info["lora_rank"] = lora.get("rank")
         info |= {key: lora.get(key) for key in ("train_unembed", "train_mlp", "train_attn")}

@@ -194,9 +194,11 @@ def save_state(model: Model, ref: Ref, store: Store, overwrite: bool) -> dict[st
 
 def save_snapshot(model: Model, ref: Ref, store: Store) -> tuple[dict[str, Any], Weights, str]:
     """A named sampler snapshot: the promise's result, the weights, their content id."""
-    weights = _alive(model).snapshot()
+    trainable = _alive(model)
+    weights = trainable.snapshot()
     meta = _meta(model, "sampler_weights")
-    _put(store, ref, weights, meta, False)
+    adapters = {} if model.lora is None else trainable.state(optimizer=False)
+    _put(store, ref, {**weights, **adapters}, meta, False)
     model.applied["save_weights_for_sampler"] += 1
     result = {"path": ref.uri, "sampling_session_id": None, "type": "save_weights_for_sampler"}
     return result, weights, meta["id"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mtrl_cli.local.engine import Weights
 from mtrl_cli.local.errors import WorkError
-from mtrl_cli.local.store import MissingError, Ref, Store
+from mtrl_cli.local.store import MissingError, Ref, Store, matrices
 
 BASE_ID = "base"
 
@@ -82,7 +82,7 @@ class Snapshots:
             raise WorkError(
                 f"weights: {snapshot.uri} is not what it was; make a new sampling session", "user"
             )
-        return _read_only(arrays)
+        return _read_only(matrices(arrays))
 
     def put(self, weights_id: str, weights: Weights) -> None:
         dropped: list[str] = []

@@ -3,20 +3,22 @@
     STORE/                                       0700
       models/MODEL_ID/model.json                 what the model is; its folder's mkdir claims the id
       models/MODEL_ID/weights/NAME.npz           training state, optionally with the optimizer's
-      models/MODEL_ID/sampler_weights/NAME.npz   sampler snapshot
+      models/MODEL_ID/sampler_weights/NAME.npz   sampler snapshot; of a LoRA also the adapters
       ephemeral/SERVER/NAME.npz                  unnamed snapshots of one server process
       ephemeral/SERVER.lock                      held by that process while it lives
 
 A file is written beside its place, fsynced, and linked there; the link fails when the name exists,
 so two processes cannot both win. `/` in a checkpoint's name becomes `+` in the file's. The
-metadata is an array inside the file, so that a checkpoint is whole or absent. File names met in
-the folder are untrusted: only those this module could have written are looked at.
+metadata, with a digest of the arrays, is an array inside the file, so that a checkpoint is whole
+or absent. File names met in the folder are untrusted: only those this module could have written
+are looked at.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -41,6 +43,21 @@ META = "__meta__"
 _MODEL_ID = re.compile(r"model_[0-9a-f]{12}")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _MAX_NAME = 200
+
+
+def matrices(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """What of a sampler snapshot is run: adapters lie beside them, under a prefix."""
+    return {name: value for name, value in arrays.items() if "/" not in name}
+
+
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 over the arrays' names, types, shapes and bytes, in the order of the names."""
+    made = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        made.update(f"{name}\0{value.dtype.str}\0{value.shape}\0".encode())
+        made.update(value.data)
+    return f"sha256:{made.hexdigest()}"
 
 
 def new_model_id() -> str:
@@ -104,7 +121,6 @@ def parse_uri(uri: str, field: str = "path") -> Ref:
 @dataclass(frozen=True)
 class Checkpoint:
     ref: Ref
-    meta: Mapping[str, Any]
     size: int
     time: float
 
@@ -208,18 +224,21 @@ class Store:
             raise MissingError(ref.uri) from None
 
     def checkpoints(self, model_id: str) -> list[Checkpoint]:
-        """The checkpoints of one model, oldest first; unreadable files are not listed."""
+        """The checkpoints of one model, oldest first, as the folder lists them.
+
+        No file is opened: one that cannot be read is listed like any other, and refused when it
+        is asked for.
+        """
         found: list[Checkpoint] = []
-        for kind in KINDS:
-            folder = self.root / "models" / model_id / kind
-            for path in folder.glob("*.npz") if _MODEL_ID.fullmatch(model_id) else ():
-                ref = Ref(model_id, kind, path.stem.replace("+", "/"))
-                with contextlib.suppress(MissingError, RefusedError, OSError):
-                    check_name(ref.name)
-                    stat = path.stat()
-                    meta = _load_meta(path, ref.uri)
-                    found.append(Checkpoint(ref, meta, stat.st_size, stat.st_mtime))
+        for kind in KINDS if _MODEL_ID.fullmatch(model_id) else ():
+            with contextlib.suppress(FileNotFoundError), self._listing(model_id, kind) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".npz") and entry.is_file(follow_symlinks=False):
+                        found.extend(_listed(model_id, kind, entry))
         return sorted(found, key=lambda c: (c.time, c.ref.name))
+
+    def _listing(self, model_id: str, kind: Kind) -> Any:
+        return os.scandir(self.root / "models" / model_id / kind)
 
     # --- unnamed snapshots of this process
 
@@ -235,6 +254,14 @@ class Store:
         (self._ephemeral / f"{name}.npz").unlink(missing_ok=True)
 
 
+def _listed(model_id: str, kind: Kind, entry: os.DirEntry[str]) -> Iterator[Checkpoint]:
+    """The checkpoint of a file whose name this module could have written."""
+    name = entry.name.removesuffix(".npz").replace("+", "/")
+    with contextlib.suppress(RefusedError, OSError):
+        ref, facts = Ref(model_id, kind, check_name(name)), entry.stat(follow_symlinks=False)
+        yield Checkpoint(ref, facts.st_size, facts.st_mtime)
+
+
 def _save_arrays(
     path: Path,
     arrays: Mapping[str, NDArray[Any]],
@@ -242,7 +269,8 @@ def _save_arrays(
     overwrite: bool,
     durable: bool = True,
 ) -> None:
-    record = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+    told = {**meta, "digest": digest(arrays)}
+    record = np.frombuffer(json.dumps(told).encode(), dtype=np.uint8)
     content: dict[str, Any] = {**arrays, META: record}
     _write(path, lambda handle: np.savez(handle, **content), durable, overwrite)
 
