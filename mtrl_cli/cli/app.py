@@ -175,3 +175,30 @@ def cancel(
     ask = Ask.KILL if kill else Ask.STOP if now else Ask.DRAIN
     with told_in_one_line(debug=debug) as teller:
         raise typer.Exit(cancel_run(run, ask, wait, runs_dir, teller, as_json=as_json))
+
+
+dev = typer.Typer(
+    name="dev",
+    help="Servers on this machine to try mtrl out with.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(dev)
+
+
+@dev.command("e2b-emulator")
+def e2b_emulator(
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 0,
+    debug: Debug = False,
+) -> None:
+    """Emulate E2B on loopback, to try conf=blackjack_e2b without an account.
+
+    Prints the environment variables that lead there, and serves until Ctrl-C.
+    """
+    from mtrl_cli.cli.dev import e2b_emulator as run_emulator
+
+    with told_in_one_line(debug=debug):
+        run_emulator(port)

@@ -14,7 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["drop", "delay", "status", "cut", "twice", "hang", "body", "fail", "hold"]
+Kind = Literal[
+    "drop", "delay", "status", "cut", "twice", "hang", "body", "fail", "hold", "reset", "late",
+    "vanish", "hide",
+]  # fmt: skip
 
 
 class Gate:
@@ -89,6 +92,26 @@ def status(
     if retry_after is not None:
         out["Retry-After"] = str(retry_after)
     return Fault("status", executes=executes, status=code, body=_encode(body), headers=out)
+
+
+def late(seconds: float) -> Fault:
+    """Wait first, then execute the call and answer."""
+    return Fault("late", executes=False, seconds=seconds)
+
+
+def reset(*, executes: bool = True) -> Fault:
+    """Reset the connection (RST) instead of answering; for a stream, in the middle of it."""
+    return Fault("reset", executes=executes)
+
+
+def vanish() -> Fault:
+    """The sandbox that the request goes to is gone, before anything is executed."""
+    return Fault("vanish", executes=False)
+
+
+def hide(seconds: float) -> Fault:
+    """Create the sandbox and answer, but list it only after so many seconds."""
+    return Fault("hide", executes=True, seconds=seconds)
 
 
 def body(content: Any) -> Fault:

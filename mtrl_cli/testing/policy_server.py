@@ -30,7 +30,6 @@ its own.
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -52,6 +51,7 @@ from mtrl_cli.testing.scripted_service import (
     Snapshots,
     Trainer,
 )
+from mtrl_cli.testing.server_thread import ServerThread
 
 _DIRECT = (
     "get_server_capabilities",
@@ -130,7 +130,7 @@ class ScriptedPolicyServer:
         self._api_key = api_key
         self._inline = inline
         self._requests: list[Request] = []
-        self._thread: _ServerThread | None = None
+        self._thread: ServerThread | None = None
         self.faults = FaultPlan()
         self.url = ""
 
@@ -189,7 +189,7 @@ class ScriptedPolicyServer:
         await self.stop()
 
     def __enter__(self) -> "ScriptedPolicyServer":
-        self._thread = _ServerThread(self)
+        self._thread = ServerThread(self, "scripted-policy-server")
         self._thread.start_and_wait()
         return self
 
@@ -315,39 +315,3 @@ def _wire(reply: web.Response) -> bytes:
     assert isinstance(body, bytes)
     head = f"HTTP/1.1 {reply.status} OK\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-class _ServerThread(threading.Thread):
-    """Runs a server on an event loop of its own."""
-
-    def __init__(self, server: ScriptedPolicyServer) -> None:
-        super().__init__(name="scripted-policy-server", daemon=True)
-        self._server = server
-        self._ready = threading.Event()
-        self._error: BaseException | None = None
-
-    def start_and_wait(self) -> None:
-        self.start()
-        self._ready.wait(10)
-        if self._error is not None:
-            raise self._error
-
-    def stop_and_wait(self) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
-        self.join(10)
-
-    def run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = asyncio.Event()
-        try:
-            await self._server.start()
-        except OSError as error:
-            self._error = error
-            self._ready.set()
-            return
-        self._ready.set()
-        await self._end.wait()
-        await self._server.stop()
