@@ -7,7 +7,7 @@ the ledger hears of each borrow before it is made.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,9 @@ from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.config.schema import Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
+from mtrl_cli.envs.interface import Deadlines, Rules, Watch
 from mtrl_cli.envs.openenv import OpenEnvFactory
+from mtrl_cli.envs.seeds import seed_notice
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.lending import Lender
@@ -52,6 +54,8 @@ class Parts:
     """Size of the tokenizer's vocabulary."""
     server: str
     """The server, for people: its kind and its address."""
+    watch: Watch
+    """What the environments showed beside the episodes, counted."""
 
 
 async def check_experiment(experiment: Experiment) -> None:
@@ -61,7 +65,7 @@ async def check_experiment(experiment: Experiment) -> None:
         MtrlError: the task, the environment, the tokenizer or the server is not there, or the
             server cannot do what the experiment asks for.
     """
-    _play_parts(experiment)
+    _play_parts(experiment, Watch())
     if embedded_for(experiment.server) is None:
         service = service_for(experiment.server)
         await service.check()
@@ -69,16 +73,23 @@ async def check_experiment(experiment: Experiment) -> None:
 
 @asynccontextmanager
 async def assemble(
-    experiment: Experiment, folder: Path, resources: RolloutResources, *, training: bool
+    experiment: Experiment,
+    folder: Path,
+    resources: RolloutResources,
+    *,
+    training: bool,
+    tell: Callable[[str], None],
 ) -> AsyncIterator[Parts]:
     """Borrow the parts of a run, and return them at the end, also under cancellation.
 
-    ``folder`` is where an embedded server's log goes.
+    ``folder`` is where the logs of servers go that are started for the run; ``tell`` hears, in one
+    line each, what a person should know and what stops nothing.
 
     Raises:
         MtrlError: see `check_experiment`.
     """
-    chat, task, envs, vocab = _play_parts(experiment)
+    watch = Watch(tell)
+    chat, task, envs, vocab = _play_parts(experiment, watch)
     async with AsyncExitStack() as borrowed:
 
         async def borrow(lender: Lender[T]) -> T:
@@ -87,6 +98,8 @@ async def assemble(
             return await scope.borrow(lender)
 
         await borrow(_backend(envs))
+        if experiment.env.check_seeds and (text := await seed_notice(envs, task, resources)):
+            watch.saw("seeds_ignored", text)
         embedded = embedded_for(experiment.server, log=folder / "server.log")
         if embedded is not None:
             await borrow(_process(embedded))
@@ -94,7 +107,8 @@ async def assemble(
         await borrow(_connection(service))
         if training:
             check_capabilities(service.capabilities, experiment)
-        yield Parts(service, chat, task, envs, harness_factory(task), vocab, service.describe())
+        harnesses, address = harness_factory(task), service.describe()
+        yield Parts(service, chat, task, envs, harnesses, vocab, address, watch)
 
 
 def notices() -> list[str]:
@@ -192,7 +206,9 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
         )
 
 
-def _play_parts(experiment: Experiment) -> tuple[RendererChat, Task, OpenEnvFactory, int]:
+def _play_parts(
+    experiment: Experiment, watch: Watch
+) -> tuple[RendererChat, Task, OpenEnvFactory, int]:
     """What episodes are played with, beside the policy."""
     server, env, task = experiment.server, experiment.env, experiment.task
     # A task's file may import OpenEnv too, whose packages would import their servers.
@@ -207,10 +223,12 @@ def _play_parts(experiment: Experiment) -> tuple[RendererChat, Task, OpenEnvFact
     envs = OpenEnvFactory(
         env.entrypoint,
         cast(TaskAdapter, loaded),  # OpenEnvFactory checks that it is one
+        params=env.params,
         threads=env.threads,
-        open_timeout=env.open_timeout,
-        reset_timeout=env.reset_timeout,
-        step_timeout=env.step_timeout,
-        close_timeout=env.close_timeout,
+        deadlines=Deadlines(
+            env.open_timeout, env.reset_timeout, env.step_timeout, env.close_timeout
+        ),
+        rules=Rules(env.reward.value, env.max_observation),
+        watch=watch,
     )
     return chat, loaded, envs, len(tokenizer)

@@ -93,8 +93,15 @@ async def open_run(composed: Composed, kind: str) -> AsyncIterator[Run]:
     control = RunControl(folder.path, folder.attempt, _cancelling_this_task())
     control.start()
     try:
-        async with assemble(experiment, folder.path, resources, training=training) as parts:
+        async with assemble(
+            experiment,
+            folder.path,
+            resources,
+            training=training,
+            tell=lambda text: _say(composed.redact(text)),
+        ) as parts:
             yield Run(experiment, TrainingPlan(experiment), folder, resources, parts)
+            folder.update(environments=dict(parts.watch.counts))
         status = "finished"
     except asyncio.CancelledError:
         status, reason = "cancelled", "stopped by the user"
@@ -109,6 +116,10 @@ async def open_run(composed: Composed, kind: str) -> AsyncIterator[Run]:
         control.close()
         for text in left:
             sys.stderr.write(harmless(composed.redact(f"not returned: {text}")) + "\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(harmless(f"note: {text}") + "\n")
 
 
 def _cancelling_this_task() -> Callable[[Ask], None]:

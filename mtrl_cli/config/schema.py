@@ -27,6 +27,11 @@ class EnvKind(Enum):
     openenv = "openenv"
 
 
+class RewardForm(Enum):
+    sum = "sum"
+    final = "final"
+
+
 class OnFailure(Enum):
     refill = "refill"
     shrink = "shrink"
@@ -100,6 +105,15 @@ class EnvConfig:
     """``openenv``: an OpenEnv Environment class, run in this process."""
     entrypoint: str = MISSING
     """The ``openenv`` Environment class, as ``module:Class`` or ``path.py:Class``."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the Environment class."""
+    reward: RewardForm = RewardForm.sum
+    """An episode's reward: the ``sum`` of all steps' rewards, or the ``final`` step's alone."""
+    max_observation: int = 20_000
+    """Characters of an observation that the model reads; the rest is cut, visibly."""
+    check_seeds: bool = True
+    """At start-up, compare two episodes of the same seed, and say so when they begin
+    differently."""
     threads: int = 4
     """Worker threads that run synchronous environments."""
     open_timeout: float = 30.0

@@ -49,6 +49,7 @@ BOUNDS: dict[str, Bound] = {
     "server.connections": _at_least(1),
     "server.sample_timeout": _above(0),
     "server.training_timeout": _above(0),
+    "env.max_observation": _at_least(1),
     "env.threads": _at_least(0),
     "env.open_timeout": _above(0),
     "env.reset_timeout": _above(0),

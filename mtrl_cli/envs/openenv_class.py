@@ -1,9 +1,11 @@
 """What an OpenEnv ``Environment`` class says about itself, judged before it is used."""
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
 from mtrl_cli.errors import UsageError
+from mtrl_cli.rollout.ports import ToolError
 
 
 def check_class(entrypoint: str, environment_class: Any) -> None:
@@ -18,6 +20,50 @@ def check_class(entrypoint: str, environment_class: Any) -> None:
     missing = sorted(getattr(environment_class, "__abstractmethods__", ()))
     if missing:
         raise UsageError(f"env.entrypoint {entrypoint!r}: it lacks {', '.join(missing)}")
+
+
+class ActionReader:
+    """From an action's fields to the object that ``step`` takes.
+
+    Raises:
+        UsageError: the environment does not say which actions it takes.
+    """
+
+    def __init__(self, entrypoint: str, environment_class: Any) -> None:
+        self._mcp = is_mcp(environment_class)
+        self.action_class: Any = None if self._mcp else action_class(entrypoint, environment_class)
+
+    def __call__(self, fields: Mapping[str, Any]) -> Any:
+        """Raises: ToolError: the action class does not take these values."""
+        from pydantic import ValidationError
+
+        try:
+            return self._class_for(fields)(**fields)
+        except ValidationError as error:
+            raise ToolError(refusal(error.errors())) from error
+
+    def _class_for(self, fields: Mapping[str, Any]) -> Any:
+        if not self._mcp:
+            return self.action_class
+        from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
+
+        return ListToolsAction if fields.get("type") == "list_tools" else CallToolAction
+
+
+def refusal(errors: Sequence[Mapping[str, Any]]) -> str:
+    """What the model is told of pydantic's findings about an action: the first of them."""
+    first: Mapping[str, Any] = errors[0] if errors else {}
+    where = ".".join(str(step) for step in first.get("loc", ()))
+    message = first.get("msg", "it does not fit")
+    return f"The argument {where!r} is wrong: {message}" if where else f"It is wrong: {message}"
+
+
+def is_mcp(environment_class: Any) -> bool:
+    """Whether its actions are MCP tool calls; asked by name, as the class's module is heavy."""
+    return any(
+        base.__name__ == "MCPEnvironment" and base.__module__.startswith("openenv.")
+        for base in environment_class.__mro__
+    )
 
 
 def action_class(entrypoint: str, environment_class: Any) -> Any:

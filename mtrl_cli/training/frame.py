@@ -164,9 +164,16 @@ class Frame:
                 await work(parts)
             finally:
                 self.observer(PhaseStarted("shutdown"))
+                self.folder.update(environments=dict(parts.watch.counts))
 
     def _parts(self) -> AbstractAsyncContextManager[Parts]:
-        return assemble(self.experiment, self.folder.path, self.resources, training=self.trains)
+        return assemble(
+            self.experiment,
+            self.folder.path,
+            self.resources,
+            training=self.trains,
+            tell=lambda text: self.observer(Notice(text)),
+        )
 
     async def _settled(self, work: Coroutine[Any, Any, None]) -> None:
         """Await ``work`` under the stop request; cancel it when draining is not enough."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mtrl_cli.envs.openenv import OpenEnvFactory, OpenEnvInstance
+from mtrl_cli.envs.interface import Deadlines, TaskEnvironment
+from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.errors import UsageError
 from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.ports import (
@@ -53,11 +54,19 @@ def _fresh() -> None:
 
 
 def factory(world: str = "Counter", adapter: Any = None, **options: Any) -> OpenEnvFactory:
-    return OpenEnvFactory(f"tests.envs.worlds:{world}", adapter or Adapter(), **options)
+    """Options that end in ``_timeout`` are deadlines."""
+    given = {
+        name.removesuffix("_timeout"): options.pop(name)
+        for name in list(options)
+        if name.endswith("_timeout")
+    }
+    return OpenEnvFactory(
+        f"tests.envs.worlds:{world}", adapter or Adapter(), deadlines=Deadlines(**given), **options
+    )
 
 
 @asynccontextmanager
-async def opened(world: str = "Counter", **options: Any) -> AsyncIterator[OpenEnvInstance]:
+async def opened(world: str = "Counter", **options: Any) -> AsyncIterator[TaskEnvironment]:
     made = factory(world, **options)
     instance = await made.open()
     await instance.reset(SAMPLE, 0)
@@ -337,7 +346,7 @@ async def test_a_closed_environment_is_not_kept_alive() -> None:
 
     made = factory(threads=1)
     instance = await made.open()
-    seen = weakref.ref(instance._environment)
+    seen = weakref.ref(instance.session._environment)  # type: ignore[attr-defined]
     await instance.close()
     gc.collect()
     assert seen() is None
@@ -371,7 +380,7 @@ def test_a_task_without_the_adapters_methods_is_refused() -> None:
 
 
 def test_the_action_class_comes_from_the_annotation() -> None:
-    assert factory("Annotated").action_class is worlds.Move
+    assert factory("Annotated").read_action.action_class is worlds.Move
 
 
 def run_apart(code: str) -> None:
