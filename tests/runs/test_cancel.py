@@ -62,7 +62,7 @@ def test_a_run_that_is_cancelled_twice_at_once_drains_once_and_leaves_nothing(
 
 def test_a_blocked_event_loop_beats_and_is_aborted_with_a_report(tmp_path: Path) -> None:
     mark = tmp_path / "blocked"
-    task = (f'task.entrypoint="{BLOCKED}:Blocked"', "task.name=blocked")
+    task = (f'task.entrypoint="{BLOCKED}:Blocked"', "task.name=blocked", "env.check_seeds=false")
     with Train(tmp_path, (*TINY, *task), BLOCKED=str(mark), **store(tmp_path)) as run:
         run.until(mark.exists)
         beat = (run.folder / "heartbeat").stat().st_mtime

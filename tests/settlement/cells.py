@@ -25,6 +25,7 @@ TINY = (
     "task.entrypoint=mtrl_cli.testing.counted_world:CountedTask",
     "env.entrypoint=mtrl_cli.testing.counted_env:CountedEnvironment",
     "env.threads=2",
+    "env.check_seeds=false",
     "group.size=2",
     "group.per_step=1",
     "train.steps=2",
