@@ -114,13 +114,18 @@ def test_training_knows_interfaces_only() -> None:
     assert wrong("training", "servers", but=INTERFACES) == []
 
 
+def test_a_schema_knows_nothing() -> None:
+    assert leaving("wire") == set()
+
+
 def test_the_screen_knows_events_only() -> None:
     assert others("display", "rollout.events", "training.events", "runs.stop") == []
 
 
 def test_the_embedded_server_is_reached_over_http_only() -> None:
     assert arriving("local") == []
-    away = others("local", "mtrl_cli")  # the package itself holds the version and nothing else
+    # The package itself holds the version and nothing else; a schema is common ground.
+    away = others("local", "mtrl_cli", "wire")
     assert [arrow for arrow in away if not under(arrow[0], "local.warmstart")] == []
     assert {part(f"mtrl_cli.{target}") for _, target in away} <= {"tasks", "chat"}
 

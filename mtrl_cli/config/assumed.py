@@ -2,7 +2,8 @@
 
 Two properties decide how a run is planned. *Snapshots*: what an old policy URI is sampled with
 after the model was trained on. *Dedupes*: whether a training call sent twice is executed once,
-which decides whether a call of unknown outcome may be sent again.
+which decides whether a call of unknown outcome may be sent again. *Format*: what bodies with
+arrays are written in; a server of which it is not known tells by refusing the first.
 
 The embedded server and hosted Tinker are known. For any other server the cautious value stands,
 because a wrong guess would train on tokens of another policy, or step twice. ``server.snapshots``
@@ -10,6 +11,7 @@ and ``server.dedupes`` say better.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 from mtrl_cli.config.schema import ServerConfig, ServerKind, Snapshots
@@ -21,6 +23,8 @@ _HOSTED = "thinkingmachines.dev"
 class Assumed:
     snapshots: Snapshots
     dedupes: bool
+    format: Literal["json", "protobuf"] | None
+    """Of bodies that hold arrays; None: it is found out."""
 
 
 def assumed(config: ServerConfig) -> Assumed:
@@ -29,16 +33,17 @@ def assumed(config: ServerConfig) -> Assumed:
     return Assumed(
         snapshots=known.snapshots if config.snapshots is None else config.snapshots,
         dedupes=known.dedupes if config.dedupes is None else config.dedupes,
+        format=known.format,
     )
 
 
 def _known(config: ServerConfig) -> Assumed:
     if config.kind is ServerKind.local:
-        return Assumed(Snapshots.immutable, dedupes=True)
+        return Assumed(Snapshots.immutable, dedupes=True, format="json")
     if _hosted(config.base_url or ""):
-        return Assumed(Snapshots.immutable, dedupes=False)
+        return Assumed(Snapshots.immutable, dedupes=False, format="protobuf")
     # SkyRL tx samples an old snapshot with the live weights, and some ignore sequence ids.
-    return Assumed(Snapshots.live, dedupes=False)
+    return Assumed(Snapshots.live, dedupes=False, format=None)
 
 
 def _hosted(url: str) -> bool:

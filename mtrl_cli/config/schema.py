@@ -23,6 +23,12 @@ class Snapshots(Enum):
     live = "live"
 
 
+class Codec(Enum):
+    auto = "auto"
+    json = "json"
+    protobuf = "protobuf"
+
+
 class EnvKind(Enum):
     openenv = "openenv"
 
@@ -88,6 +94,9 @@ class ServerConfig:
     """Seconds for one sampled turn, polling included."""
     training_timeout: float = 600.0
     """Seconds for one training call, polling included."""
+    codec: Codec = Codec.auto
+    """Format of the bodies that hold arrays: ``json``, ``protobuf``, or ``auto``: what mtrl knows
+    of the server, and where it knows nothing, JSON until the server says that it cannot read it."""
     snapshots: Snapshots | None = None
     """What the server samples an old policy with: its own weights (``immutable``), nothing, as
     only the newest policy is kept (``newest_only``), or the weights in training (``live``). None

@@ -9,6 +9,7 @@ from mtrl_cli.runs.places import default_store
 from mtrl_cli.servers.interface import Capabilities
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker_formats import Formats
 from mtrl_cli.servers.transport import Address
 
 
@@ -47,6 +48,8 @@ def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) ->
         sample_timeout=config.sample_timeout,
         training_timeout=config.training_timeout,
         key_variable="MTRL_API_KEY" if local else "TINKER_API_KEY",
+        formats=Formats.of(config.codec.value, assumed(config).format),
+        slashes=local,
     )
 
 

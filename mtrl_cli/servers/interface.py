@@ -39,6 +39,8 @@ class Capabilities:
     full_training: bool
     """It can train all weights, not only a LoRA adapter."""
     context: int | None = None
+    cancels: bool = False
+    """It can be told to stop a sampling request; found out when connecting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,13 @@ class Call(Generic[T]):
     path: str
     body: bytes
     digest: str
-    """Hex SHA-256 of the body."""
+    """Hex SHA-256 of the body; of what it says, where it may be written in more than one format."""
     model: str | None
     seq: int | None
     decode: Callable[[Any], T]
+    content_type: str = "application/json"
+    rewritten: "Callable[[], Call[T]] | None" = None
+    """The same call in another format, for a server that says that it cannot read this one."""
 
 
 Accepted = Callable[[str], None]

@@ -18,12 +18,13 @@ the server answers                        the promise is
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from mtrl_cli.servers.errors import Verdict, backoff, one_line
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, parse_aside
+from mtrl_cli.servers.tinker_codec import MalformedReply, body_of
+from mtrl_cli.servers.tinker_formats import Packed, Result, read_result
 from mtrl_cli.servers.transport import NoReply, Reply
 
 Category = Literal["user", "server", "unknown"]
@@ -37,7 +38,7 @@ _UNREADABLE_AT_MOST = 5
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    result: Mapping[str, Any]
+    result: Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,7 @@ async def await_promise(
         try:
             reply = await post("retrieve_future", body, min(LONGEST_POLL, deadline - began))
             if reply.status == 200:
-                answer = await parse_aside(reply.body)
-                ending = _ending(answer)
+                ending = _ending(await read_result(reply.body, reply.content_type))
                 if ending is not None:
                     return ending
                 failures = 0
@@ -121,7 +121,9 @@ async def await_promise(
         await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
 
 
-def _ending(answer: Mapping[str, Any]) -> Ending | None:
+def _ending(answer: Result) -> Ending | None:
+    if isinstance(answer, Packed):
+        return Done(answer)
     if answer.get("type") == "try_again":
         return None
     error = answer.get("error")

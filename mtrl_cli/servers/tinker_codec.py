@@ -1,4 +1,5 @@
-"""JSON bodies of the Tinker API: requests out, results in. A protobuf codec has the same shape.
+"""JSON bodies of the Tinker API: requests out, results in. `tinker_protobuf` is its sibling, and
+`tinker_formats` chooses between them.
 
 The bodies are those of the JSON generation of the API (no ``type`` beside the fields, tensors as
 ``{"data", "dtype", "shape"}``). Decoding checks form only: a token id is an integer, a logprob
@@ -274,7 +275,14 @@ def prompt_logprobs_of(reply: Mapping[str, Any], length: int) -> NDArray[np.floa
 
     Servers return ``length`` entries, the first of them null, or ``length - 1`` without it.
     """
-    values = _numbers(reply.get("prompt_logprobs"), "prompt_logprobs")
+    return checked_prompt_logprobs(
+        _numbers(reply.get("prompt_logprobs"), "prompt_logprobs"), length
+    )
+
+
+def checked_prompt_logprobs(
+    values: Sequence[float] | NDArray[np.float32], length: int
+) -> NDArray[np.float32]:
     if len(values) == length:
         values = values[1:]
     elif len(values) != length - 1:

@@ -3,10 +3,11 @@
 A sampling session binds a policy's URI on the server. It is created when the policy is first
 used, once however many turns wait for it, and kept. A turn is POST ``asample``, then polls. It
 changes nothing, so an attempt of unknown outcome is made again, counted, within the one budget
-of the turn.
+of the turn. A request that is given up is cancelled on servers that can.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 from mtrl_cli.rollout.ports import SampleRequest
 from mtrl_cli.servers.errors import Budget, Verdict, says_context_full
 from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in, parse, sample_body
+from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in, sample_body
+from mtrl_cli.servers.tinker_formats import Formats, Packed, Result, read_result, unpacked
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
 _ATTEMPTS = 10
 _BASE = "base://"
+_CANCEL_SECONDS = 2.0
 
 # RFC 7240: a server that knows it may answer with the result instead of a promise, which halves
 # the requests of a turn; to every other server it means nothing.
@@ -38,6 +41,8 @@ class Counts:
     sample_reissues: int = 0
     """Sampling attempts made again."""
     polls: int = 0
+    cancels: int = 0
+    """Sampling requests that the server was told to stop."""
     training_resends: int = 0
     """Training calls sent again with the same bytes, to a server known to dedupe them."""
     training_retries: int = 0
@@ -69,13 +74,27 @@ class Sampling:
         transport: open.
         session: the session's id.
         seconds: the budget of one turn, polls included.
+        formats: of the session.
+        cancels: the server can be told to stop a request.
     """
 
-    def __init__(self, transport: Transport, session: str, seconds: float, counts: Counts) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        session: str,
+        seconds: float,
+        counts: Counts,
+        formats: Formats,
+        *,
+        cancels: bool,
+    ) -> None:
         self._transport = transport
         self._session = session
         self._seconds = seconds
         self._counts = counts
+        self._formats = formats
+        self._cancels = cancels
+        self._cancelling: set[asyncio.Task[None]] = set()
         self._samplers: dict[str, asyncio.Task[_Sampler]] = {}
         self._created = 0
 
@@ -85,10 +104,14 @@ class Sampling:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._cancelling:
+            await asyncio.wait(self._cancelling, timeout=_CANCEL_SECONDS)
+            for late in self._cancelling:
+                late.cancel()
 
     async def run(
         self, request: SampleRequest, *, prompt_logprobs: bool = False
-    ) -> Mapping[str, Any] | Verdict:
+    ) -> Result | Verdict:
         """The finished ``asample``'s result, or the verdict that ended its budget."""
         budget = Budget(self._seconds, _ATTEMPTS)
         while True:
@@ -106,7 +129,7 @@ class Sampling:
 
     async def _attempt(
         self, request: SampleRequest, prompt_logprobs: bool, budget: Budget
-    ) -> Mapping[str, Any]:
+    ) -> Result:
         sampler = await self._sampler(request.policy)
         body = sample_body(request, sampler.id, sampler.next_seq(), prompt_logprobs=prompt_logprobs)
         self._counts.samples += 1
@@ -118,18 +141,18 @@ class Sampling:
                 self._forget(request.policy, sampler)
                 answer = Verdict("unknown", answer.says, answer.status)
             raise _Attempt(answer)
-        if "sequences" in answer:
+        if isinstance(answer, Packed) or "sequences" in answer:
             return answer  # the server took the offer of _INLINE
         return await self._result(_request_id(answer), budget)
 
-    async def _result(self, request_id: str, budget: Budget) -> Mapping[str, Any]:
-        ending = await await_promise(
-            self._transport.pooled,
-            self._transport.judge,
-            request_id,
-            budget.deadline,
-            self._polled,
-        )
+    async def _result(self, request_id: str, budget: Budget) -> Result:
+        try:
+            ending = await await_promise(
+                self._poll, self._transport.judge, request_id, budget.deadline, self._polled
+            )
+        except asyncio.CancelledError:
+            self._cancel(request_id)
+            raise
         match ending:
             case Done(result):
                 return result
@@ -137,11 +160,30 @@ class Sampling:
                 raise _Attempt(Verdict("unknown", verdict.says, verdict.status))
             case Failed(verdict) | Denied(verdict):
                 raise _Attempt(verdict)
+        self._cancel(request_id)
         last = f"; the last poll: {ending.says}" if ending.says else ""
         raise _Attempt(Verdict("permanent", f"no sample within {self._seconds:g} s{last}"))
 
+    async def _poll(self, path: str, body: bytes, seconds: float) -> Reply:
+        if self._formats.chosen == "json":  # what the transport asks for anyway
+            return await self._transport.pooled(path, body, seconds)
+        return await self._transport.pooled(path, body, seconds, {"Accept": self._formats.accept})
+
     def _polled(self) -> None:
         self._counts.polls += 1
+
+    def _cancel(self, request_id: str) -> None:
+        """Tell the server that nobody waits for a request any more; best effort."""
+        if self._cancels:
+            task = asyncio.get_running_loop().create_task(self._send_cancel(request_id))
+            self._cancelling.add(task)
+            task.add_done_callback(self._cancelling.discard)
+            self._counts.cancels += 1
+
+    async def _send_cancel(self, request_id: str) -> None:
+        with contextlib.suppress(NoReply):
+            body = body_of({"request_id": request_id})
+            await self._transport.pooled("cancel_future", body, _CANCEL_SECONDS)
 
     # Sampling sessions.
 
@@ -180,15 +222,15 @@ class Sampling:
         if isinstance(answer, Verdict):
             raise _Attempt(Verdict(answer.outcome, f"{policy}: {answer.says}", answer.status))
         try:
-            return _Sampler(name_in(answer, "sampling_session_id"))
+            return _Sampler(name_in(unpacked(answer), "sampling_session_id"))
         except MalformedReply as error:
             raise _Attempt(Verdict("permanent", str(error))) from None
 
-    async def _answer(self, send: Callable[[], Any]) -> Mapping[str, Any] | Verdict:
+    async def _answer(self, send: Callable[[], Any]) -> Result | Verdict:
         try:
             reply: Reply = await send()
             if reply.status == 200:
-                return parse(reply.body)
+                return await read_result(reply.body, reply.content_type)
             return self._transport.judge(reply)
         except NoReply as error:
             return error.verdict

@@ -9,6 +9,9 @@ Sending ends in one of three ways:
   sequence id, and as the very same bytes. Once a reply was lost, a later refusal does not tell
   what became of the first request, so the call stays unknown unless a request is named.
 
+A server that cannot read the format of a call has not executed it either: the call is written in
+the other format, once, and the session stays with what was accepted (`tinker_formats`).
+
 An accepted call whose execution fails is *refused* where the server calls it the user's fault: it
 looked at the call and did not run it. A failure of the server's own may have happened half way,
 so it is *unknown*. Servers without categories answer 400 to every failure; there, a call that
@@ -17,13 +20,13 @@ builds up or uses gradients is unknown, and one that creates, names or loads som
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
 from mtrl_cli.servers.interface import Accepted, Call
 from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
 from mtrl_cli.servers.tinker_codec import MalformedReply, name_in, parse
+from mtrl_cli.servers.tinker_formats import UNREADABLE, Formats, Result
 from mtrl_cli.servers.tinker_sampling import Counts
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
@@ -41,15 +44,23 @@ class Training:
         transport: open.
         seconds: the budget of one call, polls included.
         dedupes: the server executes one sequence id once.
+        formats: of the session.
     """
 
     def __init__(
-        self, transport: Transport, seconds: float, *, dedupes: bool, counts: Counts
+        self,
+        transport: Transport,
+        seconds: float,
+        *,
+        dedupes: bool,
+        counts: Counts,
+        formats: Formats,
     ) -> None:
         self._transport = transport
         self._seconds = seconds
         self._dedupes = dedupes
         self._counts = counts
+        self._formats = formats
 
     async def execute(self, call: Call[T], accepted: Accepted) -> T:
         deadline = time.monotonic() + self._seconds
@@ -66,10 +77,19 @@ class Training:
     async def _submit(self, call: Call[Any]) -> str:
         budget = Budget(self._seconds, _ATTEMPTS)
         lost: str | None = None
+        unread: Verdict | None = None
         while True:
             answer = await self._send(call, budget)
             if isinstance(answer, str):
+                if call.kind == "forward_backward":  # the others are JSON on every server
+                    self._formats.accepted(call.content_type)
                 return answer
+            if lost is None and answer.status in UNREADABLE:
+                if unread is None and call.rewritten is not None:
+                    unread = answer
+                    call = await asyncio.to_thread(call.rewritten)
+                    continue
+                answer = unread or answer  # it says more than that the second format is unknown
             if lost is None and answer.outcome == "unknown":
                 lost = answer.says
             if lost is None:
@@ -94,7 +114,8 @@ class Training:
         """The id of the accepted request, or what became of the attempt."""
         seconds = min(_SUBMIT_SECONDS, budget.left)
         try:
-            reply = await self._transport.single("POST", call.path, call.body, seconds)
+            headers = {"Content-Type": call.content_type}
+            reply = await self._transport.single("POST", call.path, call.body, seconds, headers)
             if reply.status != 200:
                 return self._transport.judge(reply, training=True)
             return name_in(parse(reply.body), "request_id")
@@ -105,7 +126,7 @@ class Training:
 
     # Awaiting.
 
-    async def _result(self, call: Call[Any], request: str, deadline: float) -> Mapping[str, Any]:
+    async def _result(self, call: Call[Any], request: str, deadline: float) -> Result:
         ending = await await_promise(
             self._post, self._transport.judge, request, deadline, self._polled
         )
@@ -129,7 +150,8 @@ class Training:
         )
 
     async def _post(self, path: str, body: bytes, seconds: float) -> Reply:
-        return await self._transport.single("POST", path, body, seconds)
+        headers = {"Accept": self._formats.accept}
+        return await self._transport.single("POST", path, body, seconds, headers)
 
     def _polled(self) -> None:
         self._counts.polls += 1

@@ -50,6 +50,7 @@ class Reply:
     status: int
     body: bytes
     retry_after: str | None = None
+    content_type: str | None = None
 
 
 class NoReply(Exception):  # noqa: N818
@@ -187,7 +188,7 @@ class Transport:
                 url, data=content, headers=headers, timeout=timeout, allow_redirects=False
             )
             # Read to its end, it gives its connection back; cut short, it closes it.
-            return Reply(reply.status, await reply.read(), reply.headers.get("Retry-After"))
+            return _reply(reply.status, await reply.read(), reply.headers)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NoReply(judge_exception(error)) from None
 
@@ -223,7 +224,7 @@ class Transport:
                 reply = await client.request(
                     method, path, content=content, headers=headers, timeout=timeout
                 )
-                return Reply(reply.status_code, reply.content, reply.headers.get("Retry-After"))
+                return _reply(reply.status_code, reply.content, reply.headers)
         except (httpx.HTTPError, aiohttp.ClientError, OSError, ValueError) as error:
             raise NoReply(judge_exception(error)) from None
 
@@ -236,6 +237,10 @@ class Transport:
             self.limiter.hold(verdict.retry_after)
         says = without_secret(verdict.says, self.address.api_key)
         return Verdict(verdict.outcome, says, verdict.status, verdict.retry_after)
+
+
+def _reply(status: int, body: bytes, headers: Mapping[str, str]) -> Reply:
+    return Reply(status, body, headers.get("Retry-After"), headers.get("Content-Type"))
 
 
 class Limiter:

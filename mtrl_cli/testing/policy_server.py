@@ -1,7 +1,7 @@
 """A training service on loopback whose policy is a script, with faults on request.
 
-It speaks the Tinker JSON API over real HTTP, so a client under test meets real sockets, real
-time-outs and real broken connections::
+It speaks the Tinker API, in JSON or protobuf, over real HTTP, so a client under test meets real
+sockets, real time-outs and real broken connections::
 
     def sampler(tokens, seed):              # what the policy answers to a context
         return [5, 7, 2], [-0.1, -0.2, -0.3]
@@ -34,10 +34,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
+from mtrl_cli.testing import packed
 from mtrl_cli.testing.faults import Fault, FaultPlan
 from mtrl_cli.testing.scripted_service import (
     TRAINING,
@@ -52,6 +53,9 @@ from mtrl_cli.testing.scripted_service import (
     Trainer,
 )
 from mtrl_cli.testing.server_thread import ServerThread
+from mtrl_cli.wire.tinker_messages import CONTENT_TYPE as PROTOBUF
+
+_FORMATS = {"application/json": "json", PROTOBUF: "protobuf"}
 
 _DIRECT = (
     "get_server_capabilities",
@@ -95,6 +99,8 @@ class ScriptedPolicyServer:
         snapshots: what a policy's name stands for after later training: ``immutable`` the
             weights that it was given for, ``newest_only`` the model's last snapshot, ``live``
             the model's weights of the moment. That is what samples are counted and reported with.
+        formats: what it reads and writes: ``json`` or ``protobuf`` alone (of a pass in the other
+            one it says 415, and it answers in its own whatever is asked for), or ``both``.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class ScriptedPolicyServer:
         poll_seconds: float = 5.0,
         inline: bool = False,
         snapshots: Snapshots = "immutable",
+        formats: Literal["json", "protobuf", "both"] = "json",
     ) -> None:
         self._options: dict[str, Any] = {
             "sampler": sampler,
@@ -129,6 +136,7 @@ class ScriptedPolicyServer:
         }
         self._api_key = api_key
         self._inline = inline
+        self._formats = formats
         self._requests: list[Request] = []
         self._thread: ServerThread | None = None
         self.faults = FaultPlan()
@@ -238,10 +246,13 @@ class ScriptedPolicyServer:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         endpoint = request.match_info["endpoint"]
         raw = await request.read()
-        body = json.loads(raw) if raw else {}
+        sent = request.content_type
+        body = packed.request_body(raw) if sent == PROTOBUF else json.loads(raw or b"{}")
         self._requests.append(Request(endpoint, body, raw, request.headers, monotonic()))
         if self._api_key is not None and request.headers.get("X-API-Key") != self._api_key:
             return _json(401, {"detail": "Invalid API key"})
+        if endpoint == "forward_backward" and self._formats not in ("both", _FORMATS[sent]):
+            return _json(415, {"detail": f"Unsupported media type {sent}"})
         fault = self.faults.next(endpoint, body)
         if fault is not None and fault.gate is not None and not fault.executes:
             await fault.gate.passed()
@@ -253,12 +264,21 @@ class ScriptedPolicyServer:
             if self._inline and endpoint == "asample" and "Prefer" in request.headers:
                 result = await self._service.retrieve_future(answer)
                 answer = answer if result.get("type") == "try_again" else {**result, **answer}
-            reply = _json(200, answer)
+            reply = self._reply(request, answer)
         except ServiceError as error:
             reply = _json(error.status, {"detail": error.detail})
         if fault is None or fault.kind == "fail":
             return reply
         return await self._misbehave(request, fault, reply)
+
+    def _reply(self, request: web.Request, answer: Mapping[str, Any]) -> web.Response:
+        wanted = self._formats == "protobuf" or (
+            self._formats == "both" and PROTOBUF in request.headers["Accept"]
+        )
+        body = packed.result_body(answer) if wanted else None
+        if body is None:
+            return _json(200, answer)
+        return web.Response(body=body, content_type=PROTOBUF)
 
     async def _execute(self, endpoint: str, body: Mapping[str, Any], fault: Fault | None) -> Any:
         if endpoint in TRAINING:

@@ -6,6 +6,7 @@ import pytest
 
 from mtrl_cli.servers.interface import Capabilities
 from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker_formats import Formats
 from mtrl_cli.servers.transport import Address
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 
@@ -27,10 +28,22 @@ async def connect(monkeypatch):
     clients = []
 
     async def make(
-        server: ScriptedPolicyServer | str, *, dedupes=False, key=None, model="scripted", **options
+        server: ScriptedPolicyServer | str,
+        *,
+        dedupes=False,
+        key=None,
+        model="scripted",
+        codec="json",
+        **options,
     ):
         url = server if isinstance(server, str) else server.url
-        options = {"sample_timeout": 5.0, "training_timeout": 5.0, **options}
+        options = {
+            "sample_timeout": 5.0,
+            "training_timeout": 5.0,
+            "slashes": True,
+            "formats": Formats.of(codec),
+            **options,
+        }
         client = TinkerService(
             Address.of(url, key), model, replace(CAPABILITIES, dedupes=dedupes), **options
         )

@@ -1,0 +1,173 @@
+"""Coming to a Tinker server and leaving it: what it offers, one session from open to finish.
+
+Everything here is asked before anything is created, so a failure ends in one line that says what
+was tried and what to change. What a server has no route for (404) it is not asked twice.
+"""
+
+import asyncio
+import contextlib
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from mtrl_cli.errors import UsageError
+from mtrl_cli.servers import tinker_codec as codec
+from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Verdict, one_line
+from mtrl_cli.servers.transport import NoReply, Reply, Transport
+
+_CONNECT_SECONDS = 20.0
+_CONNECT_ATTEMPTS = 4
+FINISH_SECONDS = 2.0
+
+SDK_VERSION = "0.16.1"
+"""The version of the official client whose requests ours are like, told where it is asked for."""
+
+_FINISH = codec.body_of({"reason": {"type": "success"}, "detail": None})
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a server says of itself. ``context``: the base model's window, where it is told."""
+
+    context: int | None = None
+    cancels: bool = False
+    """It can be told to stop a sampling request."""
+
+
+class Door:
+    """Talks to a server before and after the work.
+
+    Args:
+        transport: open while it is used.
+        key_variable: the environment variable that users keep the key in, for messages.
+    """
+
+    def __init__(self, transport: Transport, key_variable: str) -> None:
+        self._transport = transport
+        self._key_variable = key_variable
+
+    @property
+    def _url(self) -> str:
+        return self._transport.address.url
+
+    async def look(self, base_model: str) -> Offer:
+        """Check the key and the base model; nothing is opened or changed.
+
+        Raises:
+            UsageError: the base model is not served.
+            ServerError: the server cannot be reached, or does not let us in.
+        """
+        context = await self._context_of(base_model)
+        return Offer(context=context, cancels=await self._cancels())
+
+    async def _context_of(self, base_model: str) -> int | None:
+        reply = await self._reach("GET", "get_server_capabilities", None)
+        # Older servers do not have the route; the base model is then checked at first use.
+        models = None if reply is None else reply.get("supported_models")
+        if not isinstance(models, list):
+            return None
+        offered = {
+            str(model["model_name"]): model
+            for model in models
+            if isinstance(model, dict) and model.get("model_name")
+        }
+        if not offered:
+            return None
+        if base_model not in offered:
+            raise UsageError(self._unknown_model(base_model, list(offered)))
+        window = offered[base_model].get("max_context_length")
+        return window if type(window) is int and window > 0 else None
+
+    async def _cancels(self) -> bool:
+        body = codec.body_of({"sdk_version": SDK_VERSION})
+        reply = await self._reach("POST", "client/dynamic_config", body)
+        return reply is not None and reply.get("sample_cancel_enabled") is True
+
+    async def open_session(self) -> str:
+        body: dict[str, Any] = {
+            "tags": [],
+            "user_metadata": {},
+            "sdk_version": SDK_VERSION,
+            "project_id": None,
+        }
+        reply = await self._reach("POST", "create_session", codec.body_of(body))
+        if reply is None:
+            raise ServerError(
+                f"{self._url} is not a Tinker server (HTTP 404): correct server.base_url"
+            )
+        try:
+            return codec.name_in(reply, "session_id")
+        except codec.MalformedReply as error:
+            raise ServerError(f"{self._url} opened no session: {error}") from None
+
+    async def finish_session(self, session: str) -> None:
+        """Let the server free what the session holds now, and not when its beats have stopped.
+
+        Best effort: some servers have no such route, and nothing depends on it.
+        """
+        path = f"sessions/{quote(session, safe='')}/finish"
+        with contextlib.suppress(NoReply, TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._transport.single("POST", path, _FINISH, FINISH_SECONDS)
+
+    # One call.
+
+    async def _reach(self, method: str, path: str, body: bytes | None) -> Mapping[str, Any] | None:
+        """None for 404; every other failure ends in one line."""
+        budget = Budget(_CONNECT_SECONDS, _CONNECT_ATTEMPTS)
+        while True:
+            try:
+                reply = await self._transport.single(method, path, body, budget.left)
+            except NoReply as error:
+                if error.verdict.status is not None:
+                    raise self._turned_away(error.verdict) from None
+                raise ServerError(
+                    f"no training server answers at {self._url} ({error}): "
+                    "start it, or correct server.base_url"
+                ) from None
+            if reply.status == 200:
+                return self._object(reply)
+            if reply.status == 404:
+                return None
+            verdict = self._transport.judge(reply, training=True)
+            pause = budget.pause(verdict.retry_after) if verdict.outcome == "transient" else None
+            if pause is None:
+                raise self._turned_away(verdict)
+            await asyncio.sleep(pause)
+
+    def _object(self, reply: Reply) -> Mapping[str, Any]:
+        try:
+            return codec.parse(reply.body)
+        except codec.MalformedReply as error:
+            raise ServerError(
+                f"{self._url} is not a Tinker server ({error}): correct server.base_url"
+            ) from None
+
+    def _turned_away(self, verdict: Verdict) -> ServerError:
+        url = self._url
+        if verdict.status in (401, 403):
+            if self._transport.address.api_key is None:
+                return AuthError(
+                    f"{url} wants an API key and none is set ({verdict.says}): "
+                    f"set {self._key_variable}"
+                )
+            return AuthError(
+                f"{url} does not take this API key ({verdict.says}): correct {self._key_variable}"
+            )
+        if verdict.status is not None and 300 <= verdict.status < 400:
+            return Refused(f"{url} redirects ({verdict.says}): write its final address")
+        return Refused(
+            f"{url} does not let us in ({verdict.says})", transient=verdict.outcome == "transient"
+        )
+
+    def _unknown_model(self, base_model: str, offered: Sequence[str]) -> str:
+        near = difflib.get_close_matches(base_model, offered, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        shown = ", ".join(sorted(offered)[:10]) + (", …" if len(offered) > 10 else "")
+        return one_line(
+            f"server.base_model: {base_model!r} is not served by {self._url}; "
+            f"{hint}served: {shown}",
+            600,
+        )

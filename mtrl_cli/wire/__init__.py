@@ -1,0 +1,1 @@
+"""Message schemas that a client and a server of the same protocol share; nothing else of mtrl."""
