@@ -193,6 +193,11 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
         raise UsageError(
             "train.lora_rank: null trains all weights, which this server cannot; write a rank"
         )
+    if train.loss.value not in capabilities.losses:
+        raise UsageError(
+            f"train.loss: {train.loss.value} is not computed by this server; write one of "
+            f"{', '.join(sorted(capabilities.losses))}"
+        )
     if train.kl and not (capabilities.policy_logprobs and capabilities.snapshots == "immutable"):
         raise UsageError(
             f"train.kl: {train.kl:g} needs logprobs of the initial policy throughout the run, "

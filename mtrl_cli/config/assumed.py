@@ -5,9 +5,9 @@ after the model was trained on. *Dedupes*: whether a training call sent twice is
 which decides whether a call of unknown outcome may be sent again. *Format*: what bodies with
 arrays are written in; a server of which it is not known tells by refusing the first.
 
-The embedded server and hosted Tinker are known. For any other server the cautious value stands,
-because a wrong guess would train on tokens of another policy, or step twice. ``server.snapshots``
-and ``server.dedupes`` say better.
+The embedded server, Twinkle and hosted Tinker are known. For any other server the cautious value
+stands, because a wrong guess would train on tokens of another policy, or step twice.
+``server.snapshots`` and ``server.dedupes`` say better.
 """
 
 from dataclasses import dataclass
@@ -40,6 +40,8 @@ def assumed(config: ServerConfig) -> Assumed:
 def _known(config: ServerConfig) -> Assumed:
     if config.kind is ServerKind.local:
         return Assumed(Snapshots.immutable, dedupes=True, format="json")
+    if config.kind is ServerKind.twinkle:
+        return Assumed(Snapshots.newest_only, dedupes=False, format="json")
     if _hosted(config.base_url or ""):
         return Assumed(Snapshots.immutable, dedupes=False, format="protobuf")
     # SkyRL tx samples an old snapshot with the live weights, and some ignore sequence ids.

@@ -15,6 +15,12 @@ from omegaconf import MISSING
 class ServerKind(Enum):
     local = "local"
     tinker = "tinker"
+    twinkle = "twinkle"
+
+
+class Backend(Enum):
+    transformers = "transformers"
+    megatron = "megatron"
 
 
 class Snapshots(Enum):
@@ -54,6 +60,8 @@ class Loss(Enum):
     importance_sampling = "importance_sampling"
     ppo = "ppo"
     cispo = "cispo"
+    gspo = "gspo"
+    sapo = "sapo"
 
 
 class Advantage(Enum):
@@ -73,7 +81,8 @@ class ServerConfig:
     """The training service: where the weights live."""
 
     kind: ServerKind = ServerKind.local
-    """``local``: the embedded server. ``tinker``: any server of the Tinker HTTP API."""
+    """``local``: the embedded server. ``tinker``: any server of the Tinker HTTP API. ``twinkle``:
+    a Twinkle server, by its own routes."""
     base_url: str | None = None
     """Address of a running server. For ``local``: None starts one for the run and ends it."""
     api_key: str | None = None
@@ -104,6 +113,13 @@ class ServerConfig:
     dedupes: bool | None = None
     """Whether the server executes a training call once that it gets twice. None is what mtrl
     knows of the server; where it is true, a call of unknown outcome is sent again."""
+    backend: Backend = Backend.transformers
+    """Twinkle: the backend of the model app."""
+    template: str = "Template"
+    """Twinkle: the template class of the model, ``Template`` or ``Qwen3_5Template``."""
+    tokens_per_call: int = 16_000
+    """Twinkle: most prompt tokens of one sampling call, which holds many turns; at most the
+    server's ``max_input_tokens``."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +212,7 @@ class TrainConfig:
     steps: int = 150
     """Optimizer steps."""
     loss: Loss = Loss.importance_sampling
-    """The policy-gradient loss, computed by the server."""
+    """The policy-gradient loss, computed by the server; ``gspo`` and ``sapo`` by Twinkle only."""
     loss_config: dict[str, float] = field(default_factory=dict)
     """Parameters of the loss, such as ``clip_low_threshold``; sent to the server as they are."""
     advantage: Advantage = Advantage.mean_std

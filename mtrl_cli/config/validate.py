@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mtrl_cli.config.schema import Experiment, ServerKind
+from mtrl_cli.config.schema import Experiment, ServerKind, Snapshots
 
 FILTERED_LOGPROBS: frozenset[ServerKind] = frozenset()
 """Servers that declare whose logprobs they return when top_k or top_p cut the distribution.
@@ -49,6 +49,7 @@ BOUNDS: dict[str, Bound] = {
     "server.connections": _at_least(1),
     "server.sample_timeout": _above(0),
     "server.training_timeout": _above(0),
+    "server.tokens_per_call": _at_least(1),
     "env.max_observation": _at_least(1),
     "env.threads": _at_least(0),
     "env.open_timeout": _above(0),
@@ -128,8 +129,18 @@ def _texts(experiment: Experiment) -> Iterator[str]:
 
 def _across(experiment: Experiment) -> Iterator[str]:
     server, group, budget = experiment.server, experiment.group, experiment.budget
-    if server.kind is ServerKind.tinker and server.base_url is None:
-        yield _problem("server.base_url", None, "the server's address, with server.kind tinker")
+    if server.kind is not ServerKind.local and server.base_url is None:
+        kind = server.kind.value
+        yield _problem("server.base_url", None, f"the server's address, with server.kind {kind}")
+    if server.kind is ServerKind.twinkle:
+        if server.snapshots not in (None, Snapshots.newest_only):
+            yield _problem(
+                "server.snapshots",
+                server.snapshots.value,
+                "newest_only, which is what Twinkle does",
+            )
+        if server.dedupes:
+            yield _problem("server.dedupes", "true", "false: Twinkle executes what it gets twice")
     if budget.trajectory_tokens > server.context:
         yield _problem(
             "budget.trajectory_tokens",

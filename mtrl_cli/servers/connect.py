@@ -6,11 +6,13 @@ from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.schema import ServerConfig, ServerKind
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import default_store
-from mtrl_cli.servers.interface import Capabilities
+from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.servers.tinker import TinkerService
 from mtrl_cli.servers.tinker_formats import Formats
 from mtrl_cli.servers.transport import Address
+from mtrl_cli.servers.twinkle import TwinkleService
+from mtrl_cli.servers.twinkle_transport import TwinkleAddress
 
 
 def embedded_for(config: ServerConfig, *, log: Path | None = None) -> EmbeddedServer | None:
@@ -24,7 +26,7 @@ def embedded_for(config: ServerConfig, *, log: Path | None = None) -> EmbeddedSe
     return EmbeddedServer(store, base_model=config.base_model, log=log)
 
 
-def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) -> TinkerService:
+def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) -> TrainingService:
     """The client of the configured service, not connected.
 
     Args:
@@ -32,6 +34,8 @@ def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) ->
         embedded: the started server of `embedded_for`; its address and key win.
     """
     local = config.kind is ServerKind.local
+    if config.kind is ServerKind.twinkle:
+        return _twinkle(config)
     if embedded is not None:
         address = Address.of(embedded.url, embedded.api_key)
     elif config.base_url is not None:
@@ -50,6 +54,21 @@ def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) ->
         key_variable="MTRL_API_KEY" if local else "TINKER_API_KEY",
         formats=Formats.of(config.codec.value, assumed(config).format),
         slashes=local,
+    )
+
+
+def _twinkle(config: ServerConfig) -> TwinkleService:
+    if config.base_url is None:
+        raise UsageError("server.base_url: missing; write the address of the Twinkle server")
+    return TwinkleService(
+        TwinkleAddress.of(config.base_url, config.api_key),
+        config.base_model,
+        backend=config.backend.value,
+        template=config.template,
+        tokens_per_call=config.tokens_per_call,
+        connections=config.connections,
+        sample_timeout=config.sample_timeout,
+        training_timeout=config.training_timeout,
     )
 
 

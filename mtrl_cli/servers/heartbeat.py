@@ -8,6 +8,7 @@ session that never beat is never cleaned up by some servers.
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mtrl_cli.servers.errors import one_line, without_secret
@@ -26,8 +27,18 @@ _WARN_AFTER = 60.0
 class Heartbeat:
     """Beats every ``period`` seconds from `start` to `stop`, or until the session is gone."""
 
-    def __init__(self, address: Address, session: str, period: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        session: str,
+        period: float = 10.0,
+        *,
+        path: str = "session_heartbeat",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._address = address
+        self._path = path
+        self._headers = {**address.headers, **(headers or {})}
         self._body = body_of({"session_id": session})
         self._period = period
         self._end = threading.Event()
@@ -48,10 +59,10 @@ class Heartbeat:
     def _run(self) -> None:
         import httpx
 
-        url = self._address.url + PREFIX + "session_heartbeat"
+        url = self._address.url + PREFIX + self._path
         secure = url.startswith("https")
         with httpx.Client(
-            headers=self._address.headers,
+            headers=self._headers,
             verify=httpx.create_ssl_context() if secure else False,
             timeout=_TIMEOUT,
             proxy=proxy_for(url),

@@ -38,6 +38,8 @@ class Capabilities:
     """A sample says which weights produced it."""
     full_training: bool
     """It can train all weights, not only a LoRA adapter."""
+    losses: frozenset[str] = frozenset({"importance_sampling", "ppo", "cispo"})
+    """The policy-gradient losses that it computes."""
     context: int | None = None
     cancels: bool = False
     """It can be told to stop a sampling request; found out when connecting."""
@@ -45,12 +47,17 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The model to create on the server. ``lora_rank`` None trains all weights."""
+    """The model to create on the server. ``lora_rank`` None trains all weights.
+
+    ``loss`` and ``adam`` are what it will be trained with; Twinkle wants to know beforehand.
+    """
 
     base_model: str
     lora_rank: int | None
     lora_alpha: float
     seed: int
+    loss: "LossSpec | None" = None
+    adam: "AdamSpec | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,12 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
+    """``temperature`` is what the tokens were sampled with: a server whose sampled logprobs are
+    those of the tempered distribution compares them with the trainer's of the same one."""
+
     name: str
     config: Mapping[str, float]
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ class TrainingPlan:
     @property
     def loss(self) -> LossSpec:
         train = self.experiment.train
-        return LossSpec(train.loss.value, dict(train.loss_config))
+        temperature = self.experiment.group.temperature
+        return LossSpec(train.loss.value, dict(train.loss_config), temperature)
 
     @property
     def model(self) -> ModelSpec:
@@ -87,6 +88,8 @@ class TrainingPlan:
             lora_rank=train.lora_rank,
             lora_alpha=train.lora_alpha,
             seed=self.experiment.seed,
+            loss=self.loss,
+            adam=self.adam(0),
         )
 
     @property

@@ -108,7 +108,8 @@ def test_an_unknown_experiment() -> None:
     error = refused("conf=blackjak")
     assert error.message == "no experiment 'blackjak'"
     assert error.at == "conf=blackjak"
-    assert error.hint == "did you mean conf=blackjack? available: blackjack"
+    assert error.hint is not None
+    assert error.hint.startswith("did you mean conf=blackjack? available: blackjack")
 
 
 def test_an_experiment_given_without_conf() -> None:
@@ -143,7 +144,7 @@ def test_a_wrong_type_names_the_key_and_the_override() -> None:
 
 
 def test_a_wrong_choice_lists_the_right_ones() -> None:
-    assert "expected one of [importance_sampling, ppo, cispo]" in refused("train.loss=x").message
+    assert "expected one of [importance_sampling, ppo, cispo, gspo, sapo]" in refused("train.loss=x").message
 
 
 @pytest.mark.parametrize(
