@@ -10,7 +10,6 @@ any more, since the server would answer with other weights and not say so.
 """
 
 import asyncio
-import difflib
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -18,17 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.ports import ContextOverflow, PolicyFailure, Sample, SampleRequest
 from mtrl_cli.servers import twinkle_codec as codec
 from mtrl_cli.servers.errors import (
-    AuthError,
-    Budget,
-    Refused,
     ServerError,
     Unknown,
     Verdict,
-    one_line,
     says_context_full,
 )
 from mtrl_cli.servers.heartbeat import Heartbeat
@@ -42,9 +36,9 @@ from mtrl_cli.servers.interface import (
     LossSpec,
     ModelSpec,
 )
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in, parse
-from mtrl_cli.servers.transport import NoReply, Transport
-from mtrl_cli.servers.twinkle_errors import judge
+from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in
+from mtrl_cli.servers.transport import Transport
+from mtrl_cli.servers.twinkle_gateway import Gateway
 from mtrl_cli.servers.twinkle_losses import LOSSES, Backend, twinkle_loss
 from mtrl_cli.servers.twinkle_sampling import Batcher
 from mtrl_cli.servers.twinkle_training import (
@@ -59,15 +53,12 @@ from mtrl_cli.servers.twinkle_transport import (
     Routes,
     Sender,
     TwinkleAddress,
-    new_routing,
     routing_headers,
     session_of,
 )
 
 T = TypeVar("T")
 
-_CONNECT_SECONDS = 30.0
-_CONNECT_ATTEMPTS = 4
 _METRIC_SECONDS = 5.0
 _BASE = "base://"
 
@@ -118,11 +109,10 @@ class TwinkleService:
         self._tokens_per_call = tokens_per_call
         self._sample_timeout = sample_timeout
         self._heartbeat_period = heartbeat_period
-        self._key_variable = key_variable
         self._routes = Routes(base_model)
         self._transport = Transport(address, connections)
         self._sender = Sender(self._transport, training_timeout)
-        self._routing = new_routing()
+        self._gateway = Gateway(self._transport, self._routes, key_variable)
         self._session: str | None = None
         self._heartbeat: Heartbeat | None = None
         self._batcher: Batcher | None = None
@@ -148,16 +138,16 @@ class TwinkleService:
     async def check(self) -> None:
         await self._transport.open()
         try:
-            await self._check_models()
+            await self._gateway.check_model()
         finally:
             await self._transport.close()
 
     async def connect(self) -> None:
         await self._transport.open()
         try:
-            await self._check_models()
-            self._session = await self._create_session()
-            await self._set_template()
+            await self._gateway.check_model()
+            self._session = await self._gateway.create_session()
+            await self._gateway.set_template(self._session, self._template)
         except BaseException:
             await self._transport.close()
             raise
@@ -188,87 +178,6 @@ class TwinkleService:
                 await batcher.close()
         finally:
             await self._transport.close()
-
-    async def _check_models(self) -> None:
-        reply = await self._reach("GET", "twinkle/get_server_capabilities", None)
-        models = reply.get("supported_models")
-        named = models if isinstance(models, list) else []
-        offered = [
-            str(model["model_name"])
-            for model in named
-            if isinstance(model, dict) and model.get("model_name")
-        ]
-        if offered and self._base_model not in offered:
-            raise UsageError(self._unknown_model(offered))
-
-    async def _create_session(self) -> str:
-        reply = await self._reach("POST", "twinkle/create_session", body_of({"metadata": None}))
-        try:
-            return name_in(reply, "session_id")
-        except MalformedReply as error:
-            raise ServerError(f"{self._address.url} opened no session: {error}") from None
-
-    async def _set_template(self) -> None:
-        """See that both apps of the model answer, and set the sampler's template.
-
-        The sampler has one template for all who use it; setting it again changes nothing.
-        """
-        await self._reach("POST", self._routes.model("create"), b"{}")
-        await self._reach("POST", self._routes.sampler("create"), b"{}")
-        fields = {"template_cls": self._template, "adapter_name": "", "model_id": self._base_model}
-        await self._reach("POST", self._routes.sampler("set_template"), body_of(fields))
-
-    async def _reach(self, method: str, path: str, body: bytes | None) -> Mapping[str, Any]:
-        """One call while connecting; every failure ends in one line."""
-        budget = Budget(_CONNECT_SECONDS, _CONNECT_ATTEMPTS)
-        headers = routing_headers(self._session or self._routing, self._session)
-        while True:
-            try:
-                reply = await self._transport.single(method, path, body, budget.left, headers)
-            except NoReply as error:
-                raise ServerError(
-                    f"no training server answers at {self._address.url} ({error}): "
-                    "start it, or correct server.base_url"
-                ) from None
-            if reply.status == 200:
-                try:
-                    return parse(reply.body)
-                except MalformedReply as error:
-                    raise self._not_twinkle(str(error)) from None
-            if reply.status == 404:
-                raise self._not_twinkle(f"HTTP 404 for {path}")
-            verdict = judge(self._transport, reply, training=True)
-            pause = budget.pause(verdict.retry_after) if verdict.outcome == "transient" else None
-            if pause is None:
-                raise self._turned_away(path, verdict)
-            await asyncio.sleep(pause)
-
-    def _not_twinkle(self, why: str) -> ServerError:
-        return ServerError(
-            f"{self._address.url} is no Twinkle server with this model ({why}): correct "
-            "server.base_url and server.base_model"
-        )
-
-    def _turned_away(self, path: str, verdict: Verdict) -> ServerError:
-        url = self._address.url
-        if verdict.status in (401, 403):
-            return AuthError(
-                f"{url} does not take this token ({verdict.says}): correct {self._key_variable}"
-            )
-        return Refused(
-            f"{url} does not let us in ({path}: {verdict.says})",
-            transient=verdict.outcome == "transient",
-        )
-
-    def _unknown_model(self, offered: Sequence[str]) -> str:
-        near = difflib.get_close_matches(self._base_model, offered, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        shown = ", ".join(sorted(offered)[:10]) + (", …" if len(offered) > 10 else "")
-        return one_line(
-            f"server.base_model: {self._base_model!r} is not served by {self._address.url}; "
-            f"{hint}served: {shown}",
-            600,
-        )
 
     # --- training calls ---------------------------------------------------------------------
 

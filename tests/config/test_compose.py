@@ -144,7 +144,10 @@ def test_a_wrong_type_names_the_key_and_the_override() -> None:
 
 
 def test_a_wrong_choice_lists_the_right_ones() -> None:
-    assert "expected one of [importance_sampling, ppo, cispo, gspo, sapo]" in refused("train.loss=x").message
+    assert (
+        "expected one of [importance_sampling, ppo, cispo, gspo, sapo]"
+        in refused("train.loss=x").message
+    )
 
 
 @pytest.mark.parametrize(
