@@ -1,9 +1,15 @@
 """The errors that end a command. Their text is one line, fit for a user."""
 
+from typing import ClassVar
+
 
 class MtrlError(Exception):
-    """Ends the command with exit code 1."""
+    """Ends the command with ``exit_code``."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class UsageError(MtrlError):
-    """Usage, configuration or a missing secret: ends the command with exit code 2."""
+    """Usage, configuration or a missing secret."""
+
+    exit_code = 2

@@ -88,7 +88,7 @@ async def open_run(composed: Composed, kind: str) -> AsyncIterator[Run]:
     folder = RunFolder.create(
         Path(experiment.run.dir), experiment.name, kind, composed.yaml, composed.redact
     )
-    resources = RolloutResources(folder.ledger)
+    resources = RolloutResources(folder.ledger, prefix=f"a{folder.attempt}/")
     status, reason = "failed", None
     control = RunControl(folder.path, folder.attempt, _cancelling_this_task())
     control.start()

@@ -9,6 +9,7 @@ import typer
 from mtrl_cli import __version__
 from mtrl_cli.cli.failures import told_in_one_line
 from mtrl_cli.cli.help import ExperimentCommand
+from mtrl_cli.errors import UsageError
 
 app = typer.Typer(
     name="mtrl",
@@ -57,6 +58,19 @@ def mtrl(
 @app.command(cls=ExperimentCommand)
 def train(
     overrides: Overrides = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="RUN", help="Go on with this run: its id, a part of it, or last."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --resume: change what is safe to change.")
+    ] = False,
+    runs_dir: Annotated[
+        Path | None,
+        typer.Option("--runs-dir", metavar="DIR", help="With --resume: where it is (runs)."),
+    ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     config_dir: ConfigDirs = None,
@@ -71,6 +85,13 @@ def train(
 
     asked = Asked("train", overrides or [], config_dir or [])
     with told_in_one_line(debug=debug) as teller:
+        if resume is not None:
+            from mtrl_cli.cli.resume import Resume, resume_run
+
+            told = Resume(resume, runs_dir or Path("runs"), asked, force)
+            raise typer.Exit(resume_run(told, teller, dry_run=dry_run, as_json=as_json))
+        if force or runs_dir is not None:
+            raise UsageError("--force and --runs-dir go with --resume; new runs go to run.dir=DIR")
         raise typer.Exit(carry_out(asked, teller, dry_run=dry_run, as_json=as_json))
 
 

@@ -103,7 +103,15 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "evaluation", _games(facts["evaluation"])
     for secret in facts["secrets"]:
         yield "secret", _secret(secret)
-    yield "run folder", f"in {facts['runs']}/ (not created)"
+    if resumed := facts.get("resumes"):
+        yield "resumes", _resumed(resumed)
+    else:
+        yield "run folder", f"in {facts['runs']}/ (not created)"
+
+
+def _resumed(run: Mapping[str, Any]) -> str:
+    begins = "anew: no training state was saved" if run["step"] < 0 else f"at step {run['step']}"
+    return f"{run['folder']} as attempt {run['attempt']}, beginning {begins}"
 
 
 def _counts(facts: Mapping[str, Any]) -> str:

@@ -3,10 +3,11 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config.compose import Composed, compose
@@ -35,21 +36,30 @@ class Asked:
 
 def carry_out(asked: Asked, teller: Teller, *, dry_run: bool, as_json: bool) -> int:
     """The exit code of a dry run or of a run."""
-    if as_json and not dry_run:
-        raise UsageError("--json goes with --dry-run")
+    refuse_json_alone(dry_run=dry_run, as_json=as_json)
     composed = compose(None, asked.overrides, asked.config_dirs)
     # A configuration may have copied a secret into what an error quotes.
     teller.redact = composed.redact
-    return _dry_run(asked, composed, as_json) if dry_run else _run(asked, composed, teller)
+    return show_plan(asked, composed, as_json) if dry_run else _run(asked, composed, teller)
 
 
-def _dry_run(asked: Asked, composed: Composed, as_json: bool) -> int:
+def refuse_json_alone(*, dry_run: bool, as_json: bool) -> None:
+    if as_json and not dry_run:
+        raise UsageError("--json goes with --dry-run")
+
+
+def show_plan(
+    asked: Asked, composed: Composed, as_json: bool, resumed: Mapping[str, Any] | None = None
+) -> int:
+    """Print what would happen; the exit code. ``resumed`` is the run that would go on."""
     from mtrl_cli.cli import dry_run
 
     experiment = resolve(composed, secrets=False)
     refuse_invalid(experiment, composed, training=asked.trains)
     check_runs_dir(experiment.run.dir)
     facts = dry_run.plan(asked.command, composed, experiment, asked.groups)
+    if resumed is not None:
+        facts |= {"resumes": dict(resumed), "runs": resumed["folder"]}
     screen, redact = Screen(sys.stdout), composed.redact
     if as_json:
         screen.line(redact(json.dumps(facts, indent=2)))
@@ -68,7 +78,7 @@ def _run(asked: Asked, composed: Composed, teller: Teller) -> int:
     refuse_invalid(experiment, composed, training=asked.trains)
     check_runs_dir(experiment.run.dir)
     session = Session(
-        plan=_display_plan(asked, experiment),
+        plan=display_plan(asked, experiment),
         teller=teller,
         play=_play_command(asked, composed),
     )
@@ -85,7 +95,7 @@ def _run(asked: Asked, composed: Composed, teller: Teller) -> int:
     )
 
 
-def _display_plan(asked: Asked, experiment: Experiment) -> DisplayPlan:
+def display_plan(asked: Asked, experiment: Experiment) -> DisplayPlan:
     return DisplayPlan(
         title=f"{asked.command} {experiment.name}",
         games=experiment.eval.games,

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import typer
 
-from mtrl_cli.errors import MtrlError, UsageError
+from mtrl_cli.errors import MtrlError
 
-FAILED, USAGE = 1, 2
+FAILED = MtrlError.exit_code
 
 
 class Teller:
@@ -33,7 +33,7 @@ class Teller:
         inner = _innermost(error)
         for line in _lines(inner):
             screen.line(harmless(self.redact(line)))
-        return USAGE if isinstance(inner, UsageError) else FAILED
+        return inner.exit_code if isinstance(inner, MtrlError) else FAILED
 
 
 @contextmanager

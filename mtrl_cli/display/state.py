@@ -283,7 +283,7 @@ class RunState:
     def _run_started(self, event: RunStarted, now: float) -> None:
         self.run = event
         self.folder = event.folder
-        self.steps = event.steps
+        self.steps, self.step = event.steps, event.step
 
     def _phase_started(self, event: PhaseStarted, now: float) -> None:
         if event.phase == "evaluation":

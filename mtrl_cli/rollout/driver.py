@@ -19,11 +19,15 @@ group is consumed like any other. ``lag`` 0 is synchronous.
 changes the weights: it waits until nothing is in flight. Admission is closed meanwhile anyway,
 since only `publish` admits.
 
+**Group ids** come from an iterable, in its order: by default 0, 1, 2, …; a run that is resumed
+gives those that are left.
+
 Concurrency, back-pressure and delivery are `ClientMultiTurnRollout`'s; at most
 (lag + 1) · per_step groups are admitted and not consumed.
 """
 
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
 
@@ -40,7 +44,8 @@ Admit = Callable[[int, PolicySnapshot], GroupAdmission | None]
 class StreamingDriver:
     """Feeds training steps from a rollout; see the module's docstring.
 
-    ``steps`` bounds the batches that are admitted; None leaves the end to ``admit``.
+    ``steps`` bounds the batches that are admitted; None leaves the end to ``admit`` and to the
+    ids in ``groups`` (None: all from 0).
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class StreamingDriver:
         per_step: int,
         lag: int = 0,
         steps: int | None = None,
+        groups: Iterable[int] | None = None,
     ) -> None:
         self._rollout = rollout
         self._admit = admit
@@ -61,7 +67,7 @@ class StreamingDriver:
         self._steps = steps
         self._version = 0
         self._batches = 0
-        self._next_group = 0
+        self._ids = iter(itertools.count() if groups is None else groups)
         self._ended = False
         self._versions: dict[int, int] = {}
         """Group id → version, of groups that were admitted and not taken."""
@@ -166,13 +172,13 @@ class StreamingDriver:
                 return
             self._batches += 1
             for _ in range(self._per_step):
-                admission = self._admit(self._next_group, self._policy)
+                group = next(self._ids, None)
+                admission = None if group is None else self._admit(group, self._policy)
                 if admission is None:
                     self._ended = True
                     return
                 self._versions[admission.group] = self._version
                 self._rollout.admit(admission)
-                self._next_group += 1
 
     def _finished_on(self, version: int) -> list[Group]:
         return [group for group in self._waiting if self._versions[_id(group)] == version]

@@ -83,10 +83,13 @@ class RolloutResources:
         self,
         journal: Journal | None = None,
         *,
+        prefix: str = "",
         patience: float = PATIENCE,
         observer: Observer = ignore,
     ) -> None:
         self._journal = journal
+        self._prefix = prefix
+        """Of every key: what tells the borrows of one attempt of a run from another's."""
         self._patience = patience
         self._observer = observer
         self._live: dict[str, Borrow] = {}
@@ -142,7 +145,7 @@ class RolloutResources:
     # For scopes.
 
     def request(self, lender: "Lender[Any]", owner: str) -> Borrow:
-        key = f"{owner}/{lender.kind}-{next(self._numbers)}"
+        key = f"{self._prefix}{owner}/{lender.kind}-{next(self._numbers)}"
         borrow = Borrow(key, lender.kind, lender.external, lender.place)
         self._record(borrow)
         self._live[key] = borrow

@@ -55,7 +55,7 @@ def cancel(run: RunRecord, ask: Ask, wait: float, settle: "Callable[[Path], Reap
     Raises:
         MtrlError: the run's files cannot be read or written.
     """
-    run = _look(run.path)
+    run = look(run.path)
     was, ended_before, asked = run.status, _ended(run), ask
     if run.status == "running":
         asked = control.request(run.path, ask, run.attempt)
@@ -65,17 +65,27 @@ def cancel(run: RunRecord, ask: Ask, wait: float, settle: "Callable[[Path], Reap
     reaped = None
     if _leaves_something(run):
         with control.locked(run.path):
-            run = _look(run.path)
-            if _leaves_something(run):
-                from mtrl_cli.runs.reap import mark_settled
-
-                reaped = settle(run.path)
-                mark_settled(run, reaped)
-                run = read_run(run.path)
+            run, reaped = settled(look(run.path), settle)
     return Cancelled(run, was, ended_before, asked, reaped)
 
 
-def _look(path: Path) -> RunRecord:
+def settled(
+    run: RunRecord, settle: "Callable[[Path], Reaped]"
+) -> "tuple[RunRecord, Reaped | None]":
+    """``run`` after what it left was settled, and what that came to; None where it left nothing.
+
+    The caller holds the run's lock.
+    """
+    if not _leaves_something(run):
+        return run, None
+    from mtrl_cli.runs.reap import mark_settled
+
+    reaped = settle(run.path)
+    mark_settled(run, reaped)
+    return read_run(run.path), reaped
+
+
+def look(path: Path) -> RunRecord:
     """The run as it stands. It is not taken for lost because two clocks differ."""
     run = read_run(path)
     if run.status == "lost" and not _ended(run) and not surely_gone(run.state, path):
@@ -98,7 +108,7 @@ def _await_end(run: RunRecord, wait: float) -> RunRecord:
     now = time.monotonic()
     deadline, leaves = now + wait, None
     while True:
-        run = _look(run.path)
+        run = look(run.path)
         now = time.monotonic()
         if run.status not in ("running", "unreadable"):
             leaves = leaves or now + _LINGER

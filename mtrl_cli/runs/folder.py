@@ -1,5 +1,6 @@
 """A run's folder: created once, private to the user, written by the run alone.
 
+A run that is resumed goes on in its folder, as its next attempt: it appends to the same files.
 ``run.json`` is the one document that changes; everything else is written once or appended.
 The folder's layout is described in docs/run-folder.md.
 """
@@ -33,6 +34,8 @@ class RunFolder:
         self._state = state
         self._redact = redact
         self._borrows: Callable[[], Mapping[str, Any]] | None = None
+        self.inherited: tuple[str, ...] = tuple(state["borrows"]["quarantined"])
+        """What earlier attempts could not return, one line each."""
         self.ledger = Ledger(path / "ledger.jsonl", redact)
         self.groups = RecordFile(path / "groups.jsonl")
         self.commits = RecordFile(path / "commits.jsonl")
@@ -63,6 +66,35 @@ class RunFolder:
         _point_latest(parent, run)
         return folder
 
+    @classmethod
+    def reopen(
+        cls, path: Path, *, step: int, evaluation: bool = True, redact: Redact = str
+    ) -> "RunFolder":
+        """Begin the next attempt of a run that is over, at ``step``; -1 is the very beginning.
+
+        The caller holds the run's lock. What was evaluated before training is kept with
+        ``evaluation``; what was evaluated after it is not, as training goes on.
+        """
+        state = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        attempt, now = int(state["attempt"]) + 1, round(time.time(), 3)
+        resumed = {"attempt": attempt, "time": now, "step": step, "policy": None}
+        if "reaped" in state:
+            resumed["reaped"] = state.pop("reaped")
+        state.update(
+            status="running",
+            reason=None,
+            ended=None,
+            attempt=attempt,
+            resumed=[*state.get("resumed", []), resumed],
+            **process_facts(os.getpid()),
+        )
+        kept = state["evaluation"] if evaluation else {}
+        state["evaluation"] = {when: kept[when] for when in ("before",) if when in kept}
+        beat(path)
+        folder = cls(path, state, redact)
+        _point_latest(path.parent, path.name)
+        return folder
+
     @property
     def id(self) -> str:
         return str(self._state["id"])
@@ -70,6 +102,16 @@ class RunFolder:
     @property
     def attempt(self) -> int:
         return int(self._state["attempt"])
+
+    @property
+    def evaluation(self) -> Mapping[str, Any]:
+        """What was evaluated, by ``before`` and ``after``."""
+        return dict(self._state["evaluation"])
+
+    def begun_at(self, policy: str) -> None:
+        """Record the policy that a resumed attempt begins from: old weights, a new name."""
+        *earlier, latest = self._state["resumed"]
+        self.update(policy=policy, resumed=[*earlier, {**latest, "policy": policy}])
 
     def count_borrows(self, count: Callable[[], Mapping[str, Any]]) -> None:
         """Record what ``count`` says of the borrows whenever ``run.json`` is written."""
@@ -92,7 +134,9 @@ class RunFolder:
 
     def _write(self) -> None:
         if self._borrows is not None:
-            self._state["borrows"] = dict(self._borrows())
+            counted = dict(self._borrows())
+            counted["quarantined"] = [*self.inherited, *counted["quarantined"]]
+            self._state["borrows"] = counted
         text = json.dumps(redacted(self._state, self._redact), indent=2)
         write_document(self.path / "run.json", text + "\n")
 

@@ -20,6 +20,8 @@ _SHOWN = 5
 class NoSuchRun(MtrlError):  # noqa: N818 - what was asked for is not there
     """No run goes by that name, or more than one does."""
 
+    exit_code = 3
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:

@@ -20,6 +20,8 @@ class RunStarted:
     steps: int
     server: str
     references: Mapping[str, float]
+    step: int = 0
+    """Steps that earlier attempts have committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ has issued nothing, and is cancelled. A second one, or a drain that takes longer
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from mtrl_cli.assembly import Parts, assemble, notices
@@ -23,7 +22,7 @@ from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.settle import original
 from mtrl_cli.runs.control import Ask, RunControl
-from mtrl_cli.runs.folder import Redact, RunFolder
+from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
@@ -57,19 +56,19 @@ class Frame:
     def __init__(
         self,
         experiment: Experiment,
-        kind: str,
-        config_yaml: str,
+        folder: RunFolder,
         observer: Observer,
         stop: StopRequest,
-        redact: Redact = str,
+        *,
+        trains: bool,
     ) -> None:
         self.experiment = experiment
-        self.trains = kind == "train"
+        self.trains = trains
         self.plan = TrainingPlan(experiment)
-        self.folder = RunFolder.create(
-            Path(experiment.run.dir), experiment.name, kind, config_yaml, redact
+        self.folder = folder
+        self.resources = RolloutResources(
+            folder.ledger, prefix=f"a{folder.attempt}/", observer=observer
         )
-        self.resources = RolloutResources(self.folder.ledger, observer=observer)
         self.folder.count_borrows(self._borrows)
         self.control = RunControl(self.folder.path, self.folder.attempt, self._told)
         self.observer = observer
@@ -140,7 +139,16 @@ class Frame:
             self.observer(result)
         return result
 
-    def announce(self, parts: Parts, steps: int) -> None:
+    def evaluated(self, label: str) -> Evaluated | None:
+        """What an earlier attempt has recorded."""
+        figures = self.folder.evaluation.get(label)
+        if figures is None:
+            return None
+        known = {item.name for item in fields(Evaluated)}
+        return Evaluated(**{name: value for name, value in figures.items() if name in known})
+
+    def announce(self, parts: Parts, steps: int, step: int = 0) -> None:
+        """Tell that the work begins: of ``steps`` steps, ``step`` are behind us."""
         self.folder.update(steps=steps)
         self.observer(
             RunStarted(
@@ -148,6 +156,7 @@ class Frame:
                 folder=str(self.folder.path),
                 experiment=self.experiment.name,
                 steps=steps,
+                step=step,
                 server=parts.server,
                 references=parts.task.references,
             )
@@ -231,7 +240,10 @@ class Frame:
             before=outcome.before,
             after=outcome.after,
             skipped=dict(totals.skipped),
-            quarantined=tuple(borrow.describe() for borrow in self.resources.live),
+            quarantined=(
+                *self.folder.inherited,
+                *(borrow.describe() for borrow in self.resources.live),
+            ),
         )
         self.observer(finished)
         return finished

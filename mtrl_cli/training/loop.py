@@ -5,7 +5,9 @@ compute advantages, forward/backward, optimizer step, publish, commit. Where
 ``train.max_policy_lag`` allows it, the groups of later steps are sampled meanwhile (see
 `StreamingDriver`). A step consumes its groups whether they were trainable or not; an empty batch
 sends nothing. After a drain request nothing is admitted; what was issued is still trained,
-published and committed.
+published and committed. The last commit of a run, of a drain, and every
+``train.checkpoint_every``-th one has a training state, saved before its line is written: that is
+where a resume can begin.
 
 On a server whose snapshots do not last, nothing may be in flight while they change: before the
 optimizer step where sampling uses the live weights, before publishing where only the newest
@@ -27,12 +29,12 @@ from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.rollout.ports import Task
 from mtrl_cli.rollout.settle import finish
-from mtrl_cli.runs.commits import Commit
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
+from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate, first_failure
 from mtrl_cli.training.events import PhaseStarted, StepFinished
@@ -41,6 +43,7 @@ from mtrl_cli.training.metrics import rollout_metrics, training_metrics
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.reference import reference_logprobs
+from mtrl_cli.training.start import Start
 from mtrl_cli.training.totals import Totals
 
 
@@ -87,17 +90,17 @@ class TrainingLoop:
         self._open_groups: set[int] = set()
         """Admitted and not consumed yet."""
 
-    async def run(self, initial: PolicySnapshot) -> PolicySnapshot:
-        """Train ``plan.steps`` steps, or until a drain is requested; returns the last policy.
+    async def run(self, start: Start) -> PolicySnapshot:
+        """Train up to ``plan.steps`` steps, or until a drain; returns the last policy.
 
         Raises:
             MtrlError: a training call failed or has an unknown outcome, or no group of a step
                 could be played.
         """
-        plan, operations, policy = self._plan, self._operations, initial
+        plan, operations, policy = self._plan, self._operations, start.policy
         snapshots = self._service.capabilities.snapshots
-        async with self._admitting(), self._driver(initial) as driver:
-            for step in range(plan.steps):
+        async with self._admitting(), self._driver(start) as driver:
+            for step in range(start.step, plan.steps):
                 clock = Stopwatch()
                 self._observer(PhaseStarted("sampling", step))
                 groups = await driver.take()
@@ -107,7 +110,7 @@ class TrainingLoop:
 
                 kept = training_groups(groups, self._rules(policy))
                 self._check_alive(groups, kept)
-                penalty = await self._penalty(step, initial, kept)
+                penalty = await self._penalty(step, start.initial, kept)
                 batch = build_batch(kept, plan.advantage, penalty)
 
                 figures = rollout_metrics(groups, kept) | self._kl_figures(step, batch)
@@ -124,24 +127,29 @@ class TrainingLoop:
                 if self._stop.draining:
                     driver.close_admission()
                 driver.publish(policy)
-                state = await self._save_state(step)
+                state = await self._save_state(step, last=driver.exhausted)
                 digest = await self._write_trajectories(step, groups)
-                self._commit(step, policy, state, kept, digest)
 
                 clock.lap("seconds_training")
-                self._report(step, policy, figures | clock.laps, groups, kept)
+                figures |= clock.laps
+                self._record(step, figures, kept)
+                commit(self._folder, step + 1, policy, state, kept.outcomes, digest)
+                self.committed = policy
+                self._report(step, policy, figures, groups, kept)
                 await self._evaluate_during(step, policy)
         return policy
 
-    def _driver(self, initial: PolicySnapshot) -> StreamingDriver:
+    def _driver(self, start: Start) -> StreamingDriver:
         plan = self._plan
+        left = start.groups(plan.steps * plan.groups_per_step)
         driver = StreamingDriver(
             self._rollout,
             self._admit,
-            initial,
+            start.policy,
             per_step=plan.groups_per_step,
             lag=plan.max_policy_lag,
-            steps=plan.steps,
+            steps=plan.steps - start.step,
+            groups=left,
         )
         if self._stop.draining:
             driver.close_admission()
@@ -154,22 +162,24 @@ class TrainingLoop:
             yield
         finally:
             for group in sorted(self._open_groups):
-                self._folder.groups.append({"group": group, "state": "dropped"})
+                self._record_group(group, "dropped")
 
     def _admit(self, group: int, policy: PolicySnapshot) -> GroupAdmission:
         task = self._task.sample(seeds.training_task(self._plan.seed, group))
         admission = self._plan.admission(self._folder.id, "train", group, task, policy)
         self._open_groups.add(group)
-        self._folder.groups.append(
-            {
-                "group": group,
-                "state": "admitted",
-                "task": admission.task.id,
-                "policy": policy.uri,
-                "policy_step": policy.step,
-            }
+        self._record_group(
+            group,
+            "admitted",
+            task=admission.task.id,
+            policy=policy.uri,
+            policy_step=policy.step,
         )
         return admission
+
+    def _record_group(self, group: int, state: str, **facts: object) -> None:
+        attempt = self._folder.attempt
+        self._folder.groups.append({"group": group, "attempt": attempt, "state": state, **facts})
 
     def _rules(self, policy: PolicySnapshot) -> GroupRules:
         plan = self._plan
@@ -204,9 +214,9 @@ class TrainingLoop:
         name = snapshot_name(self._folder.id, self._folder.attempt, step)
         return PolicySnapshot(await self._operations.publish(name), step)
 
-    async def _save_state(self, step: int) -> str | None:
+    async def _save_state(self, step: int, *, last: bool) -> str | None:
         every = self._plan.checkpoint_every
-        if not every or (step + 1) % every:
+        if not every or ((step + 1) % every and not last):
             return None
         name = snapshot_name(self._folder.id, self._folder.attempt, step + 1)
         return await self._operations.save_state(name)
@@ -218,32 +228,16 @@ class TrainingLoop:
         # On a thread: sampling goes on meanwhile.
         return await finish(asyncio.to_thread(write_trajectories, path, groups))
 
-    def _commit(
-        self,
-        step: int,
-        policy: PolicySnapshot,
-        state: str | None,
-        kept: TrainingBatch,
-        trajectories: str | None,
-    ) -> None:
-        """Make the step part of the run: one durable line."""
+    def _record(self, step: int, figures: Mapping[str, float], kept: TrainingBatch) -> None:
+        """What is told of a step stands before its commit: a commit then never lacks it."""
         for group, outcome in kept.outcomes.items():
-            self._folder.groups.append({"group": group, "state": outcome})
+            self._record_group(group, outcome)
             self._open_groups.discard(group)
-        self._folder.ledger.sync()  # no commit without the calls that it rests on
-        commit = Commit(
-            step=step + 1,
-            attempt=self._folder.attempt,
-            policy=policy.uri,
-            policy_step=policy.step,
-            state=state,
-            groups=kept.outcomes,
-            snapshot={},
-            trajectories=trajectories,
-        )
-        self._folder.commits.append(commit.to_record(), durable=True)
-        self._folder.update(policy=policy.uri, step=step + 1)
-        self.committed = policy
+        self._record_metrics(step + 1, figures)
+
+    def _record_metrics(self, step: int, figures: Mapping[str, float]) -> None:
+        told = {"step": step, "attempt": self._folder.attempt, "time": round(time.time(), 3)}
+        self._folder.metrics.append({**told, **figures})
 
     def _report(
         self,
@@ -255,7 +249,6 @@ class TrainingLoop:
     ) -> None:
         self._totals.consume(groups, kept.skipped)
         self._totals.steps += 1
-        self._folder.metrics.append({"step": step + 1, "time": round(time.time(), 3), **figures})
         self._observer(StepFinished(step + 1, self._plan.steps, policy.uri, figures))
 
     async def _evaluate_during(self, step: int, policy: PolicySnapshot) -> None:
@@ -273,7 +266,5 @@ class TrainingLoop:
         )
         if result is None:
             return
-        self._folder.metrics.append(
-            {"step": step + 1, "eval/mean": result.mean, "eval/se": result.se}
-        )
+        self._record_metrics(step + 1, {"eval/mean": result.mean, "eval/se": result.se})
         self._observer(result)

@@ -99,6 +99,10 @@ class Operations:
         """Save weights and optimizer state for a resume, and return the URI."""
         return await self._run(lambda seq: self._service.save_state(self.model, seq, name))
 
+    async def load_state(self, uri: str) -> None:
+        """Load weights and optimizer state into the model; servers want it before other calls."""
+        await self._run(lambda seq: self._service.load_state(self.model, seq, uri))
+
     async def unload_model(self) -> None:
         """Return the server-side model. Idempotent; does nothing where none is held."""
         model = self._model
@@ -165,7 +169,8 @@ class Operations:
             reason = "given up after a stop without an answer; it may have been executed"
             self._ledger.call(key, "unknown", reason=reason)
             raise
-        self._ledger.call(key, "done")
+        made = {"result": value} if isinstance(value, str) else {}
+        self._ledger.call(key, "done", **made)
         return value
 
 

@@ -7,6 +7,7 @@ begins nothing; what has been played is recorded also when a stop drops the rest
 import math
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from mtrl_cli.assembly import Parts, check_experiment
 from mtrl_cli.config.schema import Experiment
@@ -17,7 +18,7 @@ from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import Task
-from mtrl_cli.runs.folder import Redact
+from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.training.draining import until_drain
@@ -44,7 +45,10 @@ async def play(
     await until_drain(check_experiment(experiment), stop)
     if stop.draining:
         return cancelled_before_it_began()
-    frame = Frame(experiment, "rollout", config_yaml, observer, stop, redact)
+    folder = RunFolder.create(
+        Path(experiment.run.dir), experiment.name, "rollout", config_yaml, redact
+    )
+    frame = Frame(experiment, folder, observer, stop, trains=False)
 
     async def work(parts: Parts) -> None:
         frame.announce(parts, 0)

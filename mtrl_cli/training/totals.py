@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mtrl_cli.rollout.group import Group
+from mtrl_cli.runs.commits import History
+
+TRAINED = "trained"
 
 
 @dataclass(slots=True)
@@ -15,10 +19,27 @@ class Totals:
     sampled_tokens: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, history: History, metrics: Iterable[Mapping[str, Any]]) -> "Totals":
+        """The counts of the commits that stand, from them and the lines of ``metrics.jsonl``."""
+        totals = cls()
+        stand = {(commit.step, commit.attempt) for commit in history.commits}
+        for line in metrics:
+            if (line.get("step"), line.get("attempt")) in stand:
+                totals.episodes += int(line.get("episodes", 0))
+                totals.sampled_tokens += int(line.get("tokens_sampled", 0))
+        for commit in history.commits:
+            totals.steps += commit.step > 0
+            totals._skip(how for how in commit.groups.values() if how != TRAINED)
+        return totals
+
     def consume(self, groups: Iterable[Group], skipped: Mapping[str, int]) -> None:
         """Count the episodes of ``groups``."""
         members = [member for group in groups for member in group.members]
         self.episodes += len(members)
         self.sampled_tokens += sum(member.tokens.sampled_count for member in members)
-        for reason, count in skipped.items():
-            self.skipped[reason] = self.skipped.get(reason, 0) + count
+        self._skip(reason for reason, count in skipped.items() for _ in range(count))
+
+    def _skip(self, reasons: Iterable[str]) -> None:
+        for reason in reasons:
+            self.skipped[reason] = self.skipped.get(reason, 0) + 1

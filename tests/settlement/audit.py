@@ -38,6 +38,11 @@ def records(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
+def committed(folder: Path) -> int:
+    """How many steps the run has committed; step 0, what it began from, is not counted."""
+    return sum(record["step"] > 0 for record in records(folder, "commits.jsonl"))
+
+
 def entries(folder: Path) -> list[LedgerEntry]:
     return list(read_ledger(folder / "ledger.jsonl"))
 

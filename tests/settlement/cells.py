@@ -163,7 +163,7 @@ def _flaws(
             yield "no run folder"
         return
     yield from audit.torn(folder)
-    result.commits = len(audit.records(folder, "commits.jsonl"))
+    result.commits = audit.committed(folder)
     if way.graceful:
         yield from _settled(folder, phase, way, held, result)
     elif way.depth == "abort" and "cancelled: " in running.out:

@@ -60,7 +60,7 @@ class Tenant:
     def commits(self) -> int:
         found = audit.run_folder(self.cwd)
         begun = found is not None and (found / "commits.jsonl").exists()
-        return len(audit.records(self.folder, "commits.jsonl")) if begun else 0
+        return audit.committed(self.folder) if begun else 0
 
     def trajectories(self) -> list[dict[str, Any]]:
         """What was played, without the names that differ from run to run."""

@@ -41,7 +41,7 @@ def settled(scenery: Scene, commits: int) -> None:
     assert scenery.world.live() == []
     assert scenery.server.models == {}
     assert audit.state(scenery.folder)["status"] == "cancelled"
-    assert len(audit.records(scenery.folder, "commits.jsonl")) == commits
+    assert audit.committed(scenery.folder) == commits
 
 
 def process_state(run: Running) -> str:

@@ -68,4 +68,4 @@ async def test_no_commit_without_the_calls_and_the_trajectories_that_it_rests_on
     with watched(disk, monkeypatch):
         async with ScriptedPolicyServer(sampler=Player()) as server:
             await train_on(server.url, tmp_path, "train.steps=2", "train.kl=0.1")
-    assert disk.at_commit == [True, True]
+    assert disk.at_commit == [True, True, True]  # steps 0, 1, 2

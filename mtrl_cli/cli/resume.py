@@ -1,0 +1,117 @@
+"""``mtrl train --resume RUN``: go on with a run that was stopped, failed or died."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.cli.experiment import Asked, display_plan, refuse_json_alone, show_plan
+from mtrl_cli.cli.failures import Teller
+from mtrl_cli.config.compose import Composed, compose
+from mtrl_cli.config.differences import Difference, differences, evaluates_anew
+from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.overrides import split_conf
+from mtrl_cli.config.resolve import refuse_invalid, resolve
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless
+from mtrl_cli.errors import MtrlError, UsageError
+from mtrl_cli.runs.commits import History, read_history
+from mtrl_cli.runs.registry import RunRecord, find_run
+from mtrl_cli.runs.takeover import ANEW, NewConfig, beginning, refuse_live
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What the user asked for. ``force`` lets what is safe to change be changed."""
+
+    run: str
+    runs: Path
+    asked: Asked
+    force: bool
+
+
+def resume_run(resume: Resume, teller: Teller, *, dry_run: bool, as_json: bool) -> int:
+    """Resume the run that ``resume`` names; the exit code.
+
+    Raises:
+        NoSuchRun: there is none, or several.
+        StillRunning: it lives.
+        UsageError: it cannot be resumed, or not with these settings.
+    """
+    refuse_json_alone(dry_run=dry_run, as_json=as_json)
+    run = refuse_live(find_run(resume.runs, resume.run).path)
+    _refuse_kind(run)
+    before, now = _configurations(run, resume.asked)
+    teller.redact = now.redact
+    history = read_history(run.path / "commits.jsonl")
+    committed = history.last.step if history.last else 0
+    changed = _accepted(run, differences(before, now, committed), resume.force)
+    if dry_run:
+        return show_plan(resume.asked, now, as_json, _facts(run, history))
+    experiment = resolve(now)
+    refuse_invalid(experiment, now, training=True)
+    if run.status == "finished" and experiment.train.steps <= committed:
+        _say_finished(run, committed, resume.runs)
+        return 0
+    config = None
+    if now.yaml != before.yaml:
+        config = NewConfig(now.yaml, evaluates_anew(changed))
+
+    from mtrl_cli.cli.session import Session
+    from mtrl_cli.training import run as training
+
+    session = Session(plan=display_plan(resume.asked, experiment), teller=teller, play=None)
+    work = partial(training.resume, run.path, experiment, config, redact=now.redact)
+    return session.run(work)
+
+
+def _refuse_kind(run: RunRecord) -> None:
+    if run.status == "unreadable":
+        raise MtrlError(f"{run.path / 'run.json'} cannot be read: nothing is known of the run")
+    if (kind := run.state.get("kind")) != "train":
+        raise UsageError(
+            f"{run.id} is a {kind} run, and only training can be resumed; start it again"
+        )
+
+
+def _configurations(run: RunRecord, asked: Asked) -> tuple[Composed, Composed]:
+    """The run's own configuration, and the one that it is to go on with."""
+    own = str(run.path / "config.yaml")
+    conf, overrides = split_conf(asked.overrides)
+    before = compose(own)
+    return before, compose(conf or own, overrides, asked.config_dirs)
+
+
+def _facts(run: RunRecord, history: History) -> dict[str, Any]:
+    last = beginning(history).last
+    step = ANEW if last is None else last.step
+    return {"run": run.id, "folder": str(run.path), "attempt": run.attempt + 1, "step": step}
+
+
+def _accepted(run: RunRecord, found: list[Difference], force: bool) -> list[Difference]:
+    """The differences, if all of them may be.
+
+    Raises:
+        ConfigError: naming every key that may not, or not without ``--force``.
+    """
+    if all(difference.rule.safe and force for difference in found):
+        return found
+    keys = "1 key differs" if len(found) == 1 else f"{len(found)} keys differ"
+    told = [f"{run.id} was started with another configuration, {keys}:"]
+    told += [difference.describe() for difference in found]
+    fixed = not all(difference.rule.safe for difference in found)
+    raise ConfigError(
+        "\n".join(told),
+        hint="resume it without these, or start another run: mtrl train …"
+        if fixed
+        else "--force goes on with the new values",
+    )
+
+
+def _say_finished(run: RunRecord, committed: int, runs: Path) -> None:
+    folder = "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"
+    more = f"mtrl train --resume {run.id}{folder} train.steps={2 * committed} --force"
+    told = f"{run.id} is finished, {committed} steps; for more steps: {more}"
+    Screen(sys.stdout).line(harmless(told))

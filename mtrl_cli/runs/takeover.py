@@ -1,0 +1,134 @@
+"""Taking over a run: its next attempt, in the same folder, by exactly one process.
+
+Under the run's lock, in this order:
+
+1. a run that lives is left alone;
+2. what the last attempt left is settled, as `mtrl cancel` does;
+3. the folder's record says: running, attempt + 1, this process. From here on everybody else finds
+   a run that lives;
+4. commits after the one where the attempt begins are voided, durably, before anything is asked of
+   a server; trajectories of those steps are moved to ``trajectories/voided-by-aN/``.
+
+The attempt begins at the last commit that has a training state. Without one it begins anew, with
+a model of the same seed.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.runs.cancel import look, settled
+from mtrl_cli.runs.commits import History, read_history, rollback
+from mtrl_cli.runs.control import locked
+from mtrl_cli.runs.files import write_document
+from mtrl_cli.runs.folder import Redact, RunFolder
+from mtrl_cli.runs.reap import Reaped
+from mtrl_cli.runs.registry import RunRecord
+
+ANEW = -1
+"""The step of an attempt that begins before the first commit."""
+
+
+class StillRunning(MtrlError):  # noqa: N818 - a state, not a mistake
+    """The run lives, so nobody else can go on with it."""
+
+    exit_code = 4
+
+    def __init__(self, run: RunRecord) -> None:
+        state = run.state
+        super().__init__(
+            f"{run.id} is still running (attempt {run.attempt}, process {state.get('pid')} on "
+            f"{state.get('host')})"
+        )
+        folder = run.path.parent
+        where = "" if folder == Path("runs") else f" --runs-dir {shlex.quote(str(folder))}"
+        self.hint = f"end it first: mtrl cancel {run.id}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A run in our hands: its folder, the commits that stand, what the last attempt left."""
+
+    folder: RunFolder
+    history: History
+    reaped: Reaped | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewConfig:
+    """The configuration that the run goes on with, where it changed."""
+
+    yaml: str
+    """Secrets masked."""
+    evaluates_anew: bool
+    """Its evaluation cannot be compared with what was recorded."""
+
+
+def refuse_live(path: Path) -> RunRecord:
+    """The run in ``path`` as it stands now.
+
+    Raises:
+        StillRunning: it lives.
+    """
+    run = look(path)
+    if run.status == "running":
+        raise StillRunning(run)
+    return run
+
+
+def beginning(history: History) -> History:
+    """The commits that stand for an attempt that begins now."""
+    last = history.last_with_state
+    return history.up_to(ANEW if last is None else last.step)
+
+
+def take_over(
+    path: Path,
+    settle: Callable[[Path], Reaped],
+    *,
+    config: NewConfig | None = None,
+    redact: Redact = str,
+) -> Takeover:
+    """Take the run in ``path`` over. Blocks: for the lock, and while its last attempt is settled.
+
+    Args:
+        settle: returns what a run without a process has left; see `mtrl_cli.training.reaping`.
+
+    Raises:
+        StillRunning: it lives, or somebody else was quicker.
+        MtrlError: its files are damaged.
+    """
+    with locked(path):
+        run, reaped = settled(refuse_live(path), settle)
+        history = read_history(path / "commits.jsonl")
+        stands = beginning(history)
+        step = ANEW if stands.last is None else stands.last.step
+        if config is not None:
+            _change_config(path, run.state, config)
+        folder = RunFolder.reopen(
+            path, step=step, evaluation=not (config and config.evaluates_anew), redact=redact
+        )
+        if history.last is not None and history.last.step > step:
+            folder.commits.append(rollback(step, folder.attempt), durable=True)
+        _set_aside(path / "trajectories", step, folder.attempt)
+    return Takeover(folder, stands, reaped)
+
+
+def _change_config(path: Path, state: Mapping[str, Any], config: NewConfig) -> None:
+    """Keep the former configuration beside the new one, under the attempt that it served."""
+    former = (path / "config.yaml").read_text(encoding="utf-8")
+    write_document(path / f"config-a{state['attempt']}.yaml", former)
+    write_document(path / "config.yaml", config.yaml)
+
+
+def _set_aside(trajectories: Path, step: int, attempt: int) -> None:
+    """Move the trajectories of steps after ``step``: they are made again, or were never made."""
+    for file in sorted(trajectories.glob("step-*.jsonl.gz")):
+        number = file.name.removeprefix("step-").partition(".")[0]
+        if number.isdecimal() and int(number) > step:
+            aside = trajectories / f"voided-by-a{attempt}"
+            aside.mkdir(mode=0o700, exist_ok=True)
+            file.replace(aside / file.name)

@@ -1,0 +1,60 @@
+"""Where an attempt begins: at the initial policy, or where an earlier attempt left off.
+
+The model on the server is fresh in both cases: nothing that an earlier attempt has asked for, and
+that may still be executed, can reach it. A resumed attempt loads the state of its last standing
+commit into it, with the optimizer's, and publishes what it has loaded under a name of its own;
+the groups from here on are sampled from that snapshot.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
+from mtrl_cli.runs.commits import History
+from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.training.commit import commit
+from mtrl_cli.training.operations import Operations
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What training goes on from."""
+
+    initial: PolicySnapshot
+    """The policy of step 0: the KL reference, and the first one of comparisons."""
+    policy: PolicySnapshot
+    """The policy to sample from now."""
+    history: History
+    """The commits that stand."""
+
+    @property
+    def step(self) -> int:
+        """How many steps are behind us."""
+        return self.history.last.step if self.history.last else 0
+
+    def groups(self, total: int) -> Iterator[int]:
+        """The group ids below ``total`` that no standing commit has consumed, in order."""
+        consumed = self.history.consumed
+        return (group for group in range(total) if group not in consumed)
+
+
+async def begin(folder: RunFolder, operations: Operations, history: History) -> Start:
+    """Bring the fresh model of ``operations`` to the last commit of ``history``.
+
+    Raises:
+        MtrlError: a training call failed or has an unknown outcome.
+    """
+    first, last = history.initial, history.last
+    if first is None or last is None:
+        initial = PolicySnapshot(await _publish(folder, operations, 0), 0)
+        commit(folder, 0, initial, None, {})
+        return Start(initial, initial, history)
+    assert last.state is not None  # an attempt begins at a commit that has one
+    await operations.load_state(last.state)
+    policy = PolicySnapshot(await _publish(folder, operations, last.policy_step), last.policy_step)
+    folder.begun_at(policy.uri)
+    return Start(PolicySnapshot(first.policy, 0), policy, history)
+
+
+async def _publish(folder: RunFolder, operations: Operations, step: int) -> str:
+    return await operations.publish(snapshot_name(folder.id, folder.attempt, step))
