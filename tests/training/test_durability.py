@@ -32,10 +32,10 @@ class Disk:
         self.synced[path.name] = path.read_text()
         if path.name == "commits.jsonl":
             ledger = path.with_name("ledger.jsonl")
-            step = len(self.at_commit) + 1
+            step = len(self.at_commit)  # step 0 is what training began from
             self.at_commit.append(
                 self.synced[ledger.name] == ledger.read_text()
-                and f"step-{step:06d}.jsonl.gz.tmp" in self.written
+                and (step == 0 or f"step-{step:06d}.jsonl.gz.tmp" in self.written)
             )
 
 
