@@ -204,6 +204,12 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
             f"which this server cannot give (its snapshots are {capabilities.snapshots}); write "
             "train.kl=0, or server.snapshots=immutable if it does keep them"
         )
+    if train.max_tokens_per_call and capabilities.loss_reduction is None:
+        raise UsageError(
+            "train.max_tokens_per_call: several calls cannot be weighted on a server whose loss "
+            "reduction is not known; write server.loss_reduction (sum, datum_mean or call_mean), "
+            "or train.max_tokens_per_call=0"
+        )
     if capabilities.context is not None and server.context > capabilities.context:
         raise UsageError(
             f"server.context: {server.context} is more than the server's window of "

@@ -56,6 +56,12 @@ class OnTruncated(Enum):
     skip_group = "skip_group"
 
 
+class LossReduction(Enum):
+    sum = "sum"
+    datum_mean = "datum_mean"
+    call_mean = "call_mean"
+
+
 class Loss(Enum):
     importance_sampling = "importance_sampling"
     ppo = "ppo"
@@ -68,6 +74,17 @@ class Advantage(Enum):
     mean = "mean"
     mean_std = "mean_std"
     leave_one_out = "leave_one_out"
+
+
+class Weighting(Enum):
+    token_mean = "token_mean"
+    sequence_mean = "sequence_mean"
+    constant = "constant"
+
+
+class SkipRule(Enum):
+    constant_reward = "constant_reward"
+    model_truncated = "model_truncated"
 
 
 class Schedule(Enum):
@@ -113,6 +130,11 @@ class ServerConfig:
     dedupes: bool | None = None
     """Whether the server executes a training call once that it gets twice. None is what mtrl
     knows of the server; where it is true, a call of unknown outcome is sent again."""
+    loss_reduction: LossReduction | None = None
+    """How the server makes one loss of a step's tokens: their ``sum``; the mean over each datum's
+    tokens and then over the step's datums (``datum_mean``, SkyRL tx); or the sum over each call's
+    tokens and the mean over the step's calls (``call_mean``, Twinkle). None is what mtrl knows of
+    the server."""
     backend: Backend = Backend.transformers
     """Twinkle: the backend of the model app."""
     template: str = "Template"
@@ -188,7 +210,7 @@ class GroupConfig:
     """With ``on_failure: shrink``, the least members that a group may have."""
     on_truncated: OnTruncated = OnTruncated.penalize
     """What a token budget does that ran out: the unfinished reward, the member out of the loss, or
-    the whole group out."""
+    the whole group out (another way to write ``train.skip: [model_truncated]``)."""
 
 
 @dataclass(frozen=True)
@@ -214,10 +236,22 @@ class TrainConfig:
     loss: Loss = Loss.importance_sampling
     """The policy-gradient loss, computed by the server; ``gspo`` and ``sapo`` by Twinkle only."""
     loss_config: dict[str, float] = field(default_factory=dict)
-    """Parameters of the loss, such as ``clip_low_threshold``; sent to the server as they are."""
+    """Parameters of the loss. ``ppo``, ``cispo`` and ``gspo``: ``clip_low_threshold`` (0.8) and
+    ``clip_high_threshold`` (1.2), bounds of the importance ratio itself; ``sapo``: ``tau_pos`` and
+    ``tau_neg`` (1.0); ``importance_sampling``: none. Twinkle's ``cispo`` has no lower bound."""
     advantage: Advantage = Advantage.mean_std
     """Reward less the group's mean; the same over the standard deviation; reward less the mean of
     the others."""
+    weighting: Weighting = Weighting.token_mean
+    """The step's mean: over all sampled tokens; over each trajectory's tokens and then over
+    trajectories; or the trajectories' sums over ``budget.trajectory_tokens``, then over
+    trajectories."""
+    skip: list[SkipRule] = field(default_factory=list)
+    """Groups that are left out altogether: those whose rewards are equal (without the rule they
+    keep their KL term), those with a member that a token budget ended."""
+    max_tokens_per_call: int | None = None
+    """Most tokens of one forward/backward call; a step's datums are cut into as many calls as it
+    takes. None or 0 sends one call."""
     learning_rate: float = 1e-3
     """Adam's learning rate, at its highest."""
     schedule: Schedule = Schedule.constant
@@ -247,6 +281,29 @@ class TrainConfig:
     turn, 1 or more samples the next groups while a step trains."""
     checkpoint_every: int = 25
     """Steps between saved training states; 0 saves none."""
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """The sampler's logprobs against the trainer's, of the same tokens; see docs/audit.md.
+
+    A threshold of 0 is off; None is what fits the server: tight for the embedded one, which
+    computes both sides in float32, and room for rounding on others.
+    """
+
+    every: int = 1
+    """Steps from one audit to the next; the first step of a run or resume is always audited, 0
+    audits nothing else."""
+    warn_max: float | None = None
+    """Largest difference of one token that is not warned of."""
+    warn_mean: float | None = None
+    """Mean absolute difference that is not warned of."""
+    stop_max: float | None = None
+    """Largest difference of one token that does not stop the run."""
+    stop_mean: float | None = None
+    """Mean absolute difference that does not stop the run."""
+    limit: float | None = None
+    """The difference above which a token is counted in ``audit/above``."""
 
 
 @dataclass(frozen=True)
@@ -295,5 +352,6 @@ class Experiment:
     group: GroupConfig = field(default_factory=GroupConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mtrl_cli.config.losses import loss_problems
 from mtrl_cli.config.schema import Experiment, ServerKind, Snapshots
 
 FILTERED_LOGPROBS: frozenset[ServerKind] = frozenset()
@@ -69,6 +70,7 @@ BOUNDS: dict[str, Bound] = {
     "budget.max_turns": _at_least(1),
     "budget.deadline": _above(0),
     "train.steps": _at_least(1),
+    "train.max_tokens_per_call": _at_least(0),
     "train.learning_rate": _at_least(0),
     "train.warmup_steps": _at_least(0),
     "train.beta1": _DECAY,
@@ -82,6 +84,12 @@ BOUNDS: dict[str, Bound] = {
     "train.lora_alpha": _above(0),
     "train.max_policy_lag": _at_least(0),
     "train.checkpoint_every": _at_least(0),
+    "audit.every": _at_least(0),
+    "audit.warn_max": _at_least(0),
+    "audit.warn_mean": _at_least(0),
+    "audit.stop_max": _at_least(0),
+    "audit.stop_mean": _at_least(0),
+    "audit.limit": _above(0),
     "eval.games": _between(0, 1_000_000),
     "eval.every": _at_least(0),
     "eval.games_during": _between(1, 1_000_000),
@@ -110,9 +118,15 @@ def _ranges(experiment: Experiment) -> Iterator[str]:
         value = _get(experiment, key)
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             yield _problem(key, value, bound.allowed)
-    for name, value in experiment.train.loss_config.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            yield _problem(f"train.loss_config.{name}", value, _ANY.allowed)
+    wrong = [
+        _problem(f"train.loss_config.{name}", value, _ANY.allowed)
+        for name, value in experiment.train.loss_config.items()
+        if not isinstance(value, int | float) or not math.isfinite(value)
+    ]
+    yield from wrong or (
+        _problem(f"train.loss_config.{name}", value, allowed)
+        for name, value, allowed in loss_problems(experiment.train, experiment.server.kind)
+    )
 
 
 def _texts(experiment: Experiment) -> Iterator[str]:
@@ -153,6 +167,14 @@ def _across(experiment: Experiment) -> Iterator[str]:
             budget.turn_tokens,
             f"at most budget.trajectory_tokens ({budget.trajectory_tokens})",
         )
+    bound = experiment.train.max_tokens_per_call
+    if bound and bound < budget.trajectory_tokens:
+        yield _problem(
+            "train.max_tokens_per_call",
+            bound,
+            f"0 (one call), or at least budget.trajectory_tokens ({budget.trajectory_tokens}): "
+            "a trajectory is not cut",
+        )
     # A floor above a size of 1 is harmless where nothing is trained: the size rules.
     if group.floor > max(group.size, 2):
         yield _problem("group.floor", group.floor, f"at most group.size ({group.size})")
@@ -186,6 +208,8 @@ def _get(experiment: Experiment, key: str) -> Any:
 
 
 def _problem(key: str, value: Any, allowed: str) -> str:
-    shown = f"{value:g}" if isinstance(value, int | float) else repr(value)
-    shown = "null" if value is None else shown
+    number = isinstance(value, int | float)
+    shown = "null" if value is None else f"{value:g}" if number else repr(value)
+    if number and not math.isfinite(value):
+        shown += ", which is not a number" if math.isnan(value) else ", which is not finite"
     return f"{key} is {shown}; allowed: {allowed}"
