@@ -10,14 +10,17 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
-from mtrl_cli.config.schema import Experiment, ServerConfig
+from mtrl_cli.config.sandboxes import sandbox_limits
+from mtrl_cli.config.schema import EnvKind, Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
+from mtrl_cli.envs.e2b.backend import E2BFactory, Limits
 from mtrl_cli.envs.interface import Deadlines, Rules, Watch
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.envs.seeds import seed_notice
@@ -33,6 +36,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.processes import process_facts
+from mtrl_cli.runs.registry import read_run
 from mtrl_cli.servers.connect import embedded_for, service_for
 from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
@@ -65,7 +69,9 @@ async def check_experiment(experiment: Experiment) -> None:
         MtrlError: the task, the environment, the tokenizer or the server is not there, or the
             server cannot do what the experiment asks for.
     """
-    _play_parts(experiment, Watch())
+    _, _, envs, _ = _play_parts(experiment, Watch())
+    if isinstance(envs, E2BFactory):
+        await envs.check()
     if embedded_for(experiment.server) is None:
         service = service_for(experiment.server)
         await service.check()
@@ -97,7 +103,10 @@ async def assemble(
             scope = await borrowed.enter_async_context(resources.scope("run"))
             return await scope.borrow(lender)
 
-        await borrow(_backend(envs))
+        if isinstance(envs, E2BFactory):
+            await borrow(envs.account(folder.name, resources, partial(_is_over, folder.parent)))
+        else:
+            await borrow(_backend(envs))
         if experiment.env.check_seeds and (text := await seed_notice(envs, task, resources)):
             watch.saw("seeds_ignored", text)
         embedded = embedded_for(experiment.server, log=folder / "server.log")
@@ -138,6 +147,14 @@ def _backend(envs: EnvironmentFactory) -> Lender[EnvironmentFactory]:
         return envs
 
     return Lender("backend", make, lambda envs: envs.close())
+
+
+def _is_over(runs: Path, run: str) -> bool:
+    """Whether ``run`` is the id of a run in this folder, and its process is gone."""
+    if run != Path(run).name or not (runs / run / "run.json").is_file():
+        return False
+    record = read_run(runs / run)
+    return not record.alive and record.status not in ("running", "unreadable")
 
 
 def _process(server: EmbeddedServer) -> Lender[EmbeddedServer]:
@@ -219,9 +236,9 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
 
 def _play_parts(
     experiment: Experiment, watch: Watch
-) -> tuple[RendererChat, Task, OpenEnvFactory, int]:
+) -> tuple[RendererChat, Task, EnvironmentFactory, int]:
     """What episodes are played with, beside the policy."""
-    server, env, task = experiment.server, experiment.env, experiment.task
+    server, task = experiment.server, experiment.task
     # A task's file may import OpenEnv too, whose packages would import their servers.
     light_packages("openenv", "openenv.core", "openenv.core.env_server")
     loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
@@ -231,15 +248,42 @@ def _play_parts(
         chat.check_append_only(loaded.tools)
     except TemplateNotAppendOnly as error:
         raise UsageError(f"server.renderer: {error}") from error
-    envs = OpenEnvFactory(
+    envs = environment_factory(experiment, cast(TaskAdapter, loaded), watch)
+    return chat, loaded, envs, len(tokenizer)
+
+
+def environment_factory(
+    experiment: Experiment, adapter: TaskAdapter, watch: Watch
+) -> EnvironmentFactory:
+    """The environment backend; it checks ``adapter``.
+
+    Raises:
+        UsageError: it is not installed, or the environment's class or files cannot be had.
+    """
+    env = experiment.env
+    deadlines = Deadlines(env.open_timeout, env.reset_timeout, env.step_timeout, env.close_timeout)
+    rules = Rules(env.reward.value, env.max_observation)
+    if env.kind is EnvKind.e2b:
+        allowed = sandbox_limits(env.e2b)
+        return E2BFactory(
+            env.entrypoint,
+            adapter,
+            api_key=env.e2b.api_key or "",
+            template=env.e2b.template,
+            files=env.e2b.files,
+            params=env.params,
+            limits=Limits(allowed.at_once, allowed.per_second, allowed.longest, env.e2b.settles),
+            life=experiment.budget.deadline,
+            deadlines=deadlines,
+            rules=rules,
+            watch=watch,
+        )
+    return OpenEnvFactory(
         env.entrypoint,
-        cast(TaskAdapter, loaded),  # OpenEnvFactory checks that it is one
+        adapter,
         params=env.params,
         threads=env.threads,
-        deadlines=Deadlines(
-            env.open_timeout, env.reset_timeout, env.step_timeout, env.close_timeout
-        ),
-        rules=Rules(env.reward.value, env.max_observation),
+        deadlines=deadlines,
+        rules=rules,
         watch=watch,
     )
-    return chat, loaded, envs, len(tokenizer)

@@ -37,6 +37,12 @@ class Codec(Enum):
 
 class EnvKind(Enum):
     openenv = "openenv"
+    e2b = "e2b"
+
+
+class E2BPlan(Enum):
+    hobby = "hobby"
+    pro = "pro"
 
 
 class RewardForm(Enum):
@@ -145,13 +151,38 @@ class ServerConfig:
 
 
 @dataclass(frozen=True)
+class E2BConfig:
+    """E2B, with ``env.kind: e2b``: one sandbox per trajectory."""
+
+    api_key: str | None = None
+    """Taken from the environment: ``${oc.env:E2B_API_KEY}``."""
+    template: str = "base"
+    """The template that sandboxes are made of; it needs ``python3``, 3.8 or later."""
+    files: list[str] = field(default_factory=list)
+    """Modules and files that the game needs beside its own; they are put into every sandbox."""
+    plan: E2BPlan = E2BPlan.hobby
+    """The account's plan, for the three limits below: 20 at once, 1 a second, 3600 s; or 100,
+    5 a second, 86400 s."""
+    at_once: int | None = None
+    """The most sandboxes at once; None is the plan's."""
+    per_second: float | None = None
+    """Sandboxes created a second; None is the plan's."""
+    longest: float | None = None
+    """Seconds that a sandbox may live; None is the plan's."""
+    settles: float = 75.0
+    """Seconds after which a creation that was not answered can have no further effect."""
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     """The environment backend: where an episode's world runs."""
 
     kind: EnvKind = EnvKind.openenv
-    """``openenv``: an OpenEnv Environment class, run in this process."""
+    """``openenv``: an OpenEnv Environment class, run in this process. ``e2b``: a plain class, run
+    in a sandbox at E2B."""
     entrypoint: str = MISSING
-    """The ``openenv`` Environment class, as ``module:Class`` or ``path.py:Class``."""
+    """The ``openenv`` Environment class, or the ``e2b`` game's class, as ``module:Class`` or
+    ``path.py:Class``."""
     params: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the Environment class."""
     reward: RewardForm = RewardForm.sum
@@ -171,6 +202,7 @@ class EnvConfig:
     """Seconds for one tool call."""
     close_timeout: float = 10.0
     """Seconds to give one instance back."""
+    e2b: E2BConfig = field(default_factory=E2BConfig)
 
 
 @dataclass(frozen=True)

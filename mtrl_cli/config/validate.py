@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl_cli.config.losses import loss_problems
-from mtrl_cli.config.schema import Experiment, ServerKind, Snapshots
+from mtrl_cli.config.sandboxes import sandbox_limits
+from mtrl_cli.config.schema import EnvKind, Experiment, ServerKind, Snapshots
 
 FILTERED_LOGPROBS: frozenset[ServerKind] = frozenset()
 """Servers that declare whose logprobs they return when top_k or top_p cut the distribution.
@@ -57,6 +58,10 @@ BOUNDS: dict[str, Bound] = {
     "env.reset_timeout": _above(0),
     "env.step_timeout": _above(0),
     "env.close_timeout": _above(0),
+    "env.e2b.at_once": _at_least(1),
+    "env.e2b.per_second": _above(0),
+    "env.e2b.longest": _above(0),
+    "env.e2b.settles": _at_least(0),
     "task.unfinished_reward": _ANY,
     "group.size": _between(1, 100_000),
     "group.per_step": _between(1, 100_000),
@@ -175,9 +180,23 @@ def _across(experiment: Experiment) -> Iterator[str]:
             f"0 (one call), or at least budget.trajectory_tokens ({budget.trajectory_tokens}): "
             "a trajectory is not cut",
         )
+    if experiment.env.kind is EnvKind.e2b:
+        yield from _for_e2b(experiment)
     # A floor above a size of 1 is harmless where nothing is trained: the size rules.
     if group.floor > max(group.size, 2):
         yield _problem("group.floor", group.floor, f"at most group.size ({group.size})")
+
+
+def _for_e2b(experiment: Experiment) -> Iterator[str]:
+    e2b, longest = experiment.env.e2b, sandbox_limits(experiment.env.e2b).longest
+    if not e2b.api_key:
+        yield _problem("env.e2b.api_key", e2b.api_key, "the key of an E2B account")
+    if experiment.budget.deadline > longest:
+        yield _problem(
+            "budget.deadline",
+            experiment.budget.deadline,
+            f"at most the life of a sandbox, env.e2b.longest ({longest:g})",
+        )
 
 
 def _for_training(experiment: Experiment) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import typing
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,11 @@ def experiment() -> Experiment:
     return resolve(compose(None, []))
 
 
-def changed(experiment: Experiment, key: str, value: object) -> Experiment:
-    section, _, name = key.rpartition(".")
-    if not section:
-        return replace(experiment, **{name: value})  # type: ignore[arg-type]
-    return replace(experiment, **{section: replace(getattr(experiment, section), **{name: value})})
+def changed(experiment: Any, key: str, value: object) -> Any:
+    name, _, below = key.partition(".")
+    return replace(
+        experiment, **{name: changed(getattr(experiment, name), below, value) if below else value}
+    )
 
 
 def numbers(section: type, prefix: str = "") -> set[str]:
