@@ -126,6 +126,16 @@ def notices() -> list[str]:
     return [] if conflict is None else [conflict]
 
 
+def reading_parts(experiment: Experiment) -> tuple[RendererChat, Task, int]:
+    """What a recorded episode is read with: chat, task, size of the vocabulary.
+
+    Raises:
+        MtrlError: one of them is not there.
+    """
+    chat, task, _, vocab = _play_parts(experiment)
+    return chat, task, vocab
+
+
 def running_service(server: ServerConfig) -> TrainingService:
     """The client of a server that runs without us, not connected.
 
