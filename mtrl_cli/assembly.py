@@ -127,13 +127,22 @@ def notices() -> list[str]:
 
 
 def reading_parts(experiment: Experiment) -> tuple[RendererChat, Task, int]:
-    """What a recorded episode is read with: chat, task, size of the vocabulary.
+    """What an episode is written and read with: chat, task, size of the vocabulary.
 
     Raises:
-        MtrlError: one of them is not there.
+        MtrlError: one of them is not there, or cannot be used.
     """
-    chat, task, _, vocab = _play_parts(experiment)
-    return chat, task, vocab
+    server, task = experiment.server, experiment.task
+    # A task's file may import OpenEnv too, whose packages would import their servers.
+    light_packages("openenv", "openenv.core", "openenv.core.env_server")
+    loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
+    tokenizer = load_tokenizer(server.tokenizer)
+    chat = RendererChat(tokenizer, server.renderer)
+    try:
+        chat.check_append_only(loaded.tools)
+    except TemplateNotAppendOnly as error:
+        raise UsageError(f"server.renderer: {error}") from error
+    return chat, loaded, len(tokenizer)
 
 
 def running_service(server: ServerConfig) -> TrainingService:
@@ -248,18 +257,9 @@ def _play_parts(
     experiment: Experiment, watch: Watch
 ) -> tuple[RendererChat, Task, EnvironmentFactory, int]:
     """What episodes are played with, beside the policy."""
-    server, task = experiment.server, experiment.task
-    # A task's file may import OpenEnv too, whose packages would import their servers.
-    light_packages("openenv", "openenv.core", "openenv.core.env_server")
-    loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
-    tokenizer = load_tokenizer(server.tokenizer)
-    chat = RendererChat(tokenizer, server.renderer)
-    try:
-        chat.check_append_only(loaded.tools)
-    except TemplateNotAppendOnly as error:
-        raise UsageError(f"server.renderer: {error}") from error
-    envs = environment_factory(experiment, cast(TaskAdapter, loaded), watch)
-    return chat, loaded, envs, len(tokenizer)
+    chat, task, vocab = reading_parts(experiment)
+    envs = environment_factory(experiment, cast(TaskAdapter, task), watch)
+    return chat, task, envs, vocab
 
 
 def environment_factory(

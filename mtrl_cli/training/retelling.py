@@ -10,16 +10,17 @@ from typing import Any
 
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.ports import Chat, Task
-from mtrl_cli.runs.verify.episodes import Call
+from mtrl_cli.runs.verify.episodes import Call, Said
 
 
 class RunRetelling:
     """See the module's docstring."""
 
-    def __init__(self, chat: Chat, task: Task, vocab: int) -> None:
+    def __init__(self, chat: Chat, task: Task, vocab: int, *, harnessed: bool) -> None:
         self._chat = chat
         self._task = task
         self._tools = task.tools
+        self._harnessed = harnessed
         self.vocab = vocab
         self.unfinished_reward = task.unfinished_reward
 
@@ -32,8 +33,10 @@ class RunRetelling:
     def prompt(self, opening: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         return self._chat.prompt(opening, self._tools)
 
-    def said(self, ids: Sequence[int]) -> str:
-        return self._chat.read(ids, self._tools).text
+    def said(self, ids: Sequence[int]) -> Said:
+        turn = self._chat.read(ids, self._tools)
+        calls = tuple((call.name, call.error is not None) for call in turn.calls)
+        return Said(turn.text, None if self._harnessed else calls)
 
     def bridge(self, ids: Sequence[int], calls: Sequence[Call]) -> Sequence[int]:
         answers = [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
@@ -47,9 +50,10 @@ def retelling_of(run: Path) -> RunRetelling:
         MtrlError: the configuration does not compose, or the tokenizer, the template or the task
             is not to be had here.
     """
-    from mtrl_cli.assembly import reading_parts
+    from mtrl_cli.assembly import harness_factory, reading_parts
     from mtrl_cli.config.compose import compose
     from mtrl_cli.config.resolve import resolve
 
     experiment = resolve(compose(str(run / "config.yaml")), secrets=False)
-    return RunRetelling(*reading_parts(experiment))
+    chat, task, vocab = reading_parts(experiment)
+    return RunRetelling(chat, task, vocab, harnessed=harness_factory(task) is not None)

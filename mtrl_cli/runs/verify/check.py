@@ -39,7 +39,7 @@ def verify(folder: Path, retelling: Retelling | None = None) -> tuple[RunRecord,
     declared = read_declared(folder, report)
     if not run.state:
         report.found(_STATE, None, "cannot be read")
-    if run.alive:
+    if run.status == "running":
         report.notes.append("the run goes on: what it writes now was not checked")
     trains = run.state.get("kind") == "train"
     name = str(run.state.get("id", folder.name))

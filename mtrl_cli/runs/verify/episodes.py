@@ -47,13 +47,24 @@ class Retelling(Protocol):
         """The ids of a conversation's opening."""
         ...
 
-    def said(self, ids: Sequence[int]) -> str:
-        """A sampled turn as text."""
+    def said(self, ids: Sequence[int]) -> "Said":
+        """A sampled turn as it reads."""
         ...
 
     def bridge(self, ids: Sequence[int], calls: Sequence["Call"]) -> Sequence[int]:
         """What the template puts after a sampled turn whose calls were answered."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A sampled turn as text, and its tool calls: name, and whether it could not be executed.
+
+    ``calls`` is None where a harness decides what is called.
+    """
+
+    text: str
+    calls: Sequence[tuple[str, bool]] | None
 
 
 class Malformed(Exception):  # noqa: N818
@@ -73,6 +84,7 @@ class Call:
     answer: str
     reward: float
     done: bool
+    error: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +219,8 @@ def _turn(value: Mapping[str, Any]) -> Turn:
 
 def _call(value: Mapping[str, Any]) -> Call:
     name, answer = _of(value, "name", str), _of(value, "answer", str)
-    return Call(name, answer, _number(value, "reward"), _of(value, "done", bool))
+    done, error = _of(value, "done", bool), _of(value, "error", bool)
+    return Call(name, answer, _number(value, "reward"), done, error)
 
 
 def _shown(value: Any) -> str:
@@ -325,11 +338,27 @@ def _text_flaws(found: Episode, retelling: Retelling) -> Iterator[str]:
         ids = found.tokens[span.start : span.end]
         if span.kind == "sampled":
             turn, sampled = next(turns, None), ids
-            if turn is not None and retelling.said(ids) != turn.text:
-                yield f"tokens {span.start} to {span.end} do not read as the text of their turn"
+            if turn is not None and not _reads_as(retelling.said(ids), turn):
+                yield f"tokens {span.start} to {span.end} do not read as their turn was recorded"
         elif turn is not None:
             made = retelling.bridge(sampled, turn.calls)
             yield from _difference("bridge", span.start, ids, made, "the calls' answers")
+
+
+def _reads_as(said: Said, turn: Turn) -> bool:
+    if said.text != turn.text:
+        return False
+    if said.calls is None or not turn.calls:  # none: also of a turn that its length cut
+        return True
+    complete = turn.calls[-1].done or len(turn.calls) == len(said.calls)
+    return (
+        complete
+        and len(turn.calls) <= len(said.calls)
+        and all(
+            told.name == name and (told.error or not broken)
+            for told, (name, broken) in zip(turn.calls, said.calls, strict=False)
+        )
+    )
 
 
 def _difference(
