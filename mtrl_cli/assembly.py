@@ -17,10 +17,12 @@ from typing import Any, TypeVar, cast
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.config.sandboxes import sandbox_limits
-from mtrl_cli.config.schema import EnvKind, Experiment, ServerConfig
+from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.e2b.backend import E2BFactory, Limits
+from mtrl_cli.envs.e2b.dead import DeadSandboxes
+from mtrl_cli.envs.e2b.provider import Provider
 from mtrl_cli.envs.interface import Deadlines, Rules, Watch
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.envs.seeds import seed_notice
@@ -154,6 +156,18 @@ def running_service(server: ServerConfig) -> TrainingService:
     if embedded_for(server) is not None:
         raise MtrlError("server.base_url: missing; the embedded server ended with the run")
     return service_for(server)
+
+
+def dead_sandboxes(env: EnvConfig) -> DeadSandboxes:
+    """What ends the sandboxes of a run that is gone.
+
+    Raises:
+        MtrlError: the configuration has none, or the SDK is not there.
+    """
+    if env.kind is not EnvKind.e2b or not env.e2b.api_key:
+        raise MtrlError("the run's config.yaml does not say how to get at its sandboxes")
+    provider = Provider(env.e2b.api_key, template=env.e2b.template, timeout=env.open_timeout)
+    return DeadSandboxes(provider, settles=env.e2b.settles, seconds=env.close_timeout)
 
 
 def harness_factory(task: Task) -> HarnessFactory | None:

@@ -5,7 +5,7 @@ The plans' figures are those of https://e2b.dev/docs/sandbox/rate-limits (August
 
 from dataclasses import dataclass
 
-from mtrl_cli.config.schema import E2BConfig, E2BPlan
+from mtrl_cli.config.schema import E2BConfig, E2BPlan, Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +32,29 @@ def sandbox_limits(config: E2BConfig) -> SandboxLimits:
         plan.per_second if config.per_second is None else config.per_second,
         plan.longest if config.longest is None else config.longest,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxNeed:
+    """What a run asks of the account, as far as it is known before: no refill is counted."""
+
+    sandboxes: int
+    at_once: int
+    per_second: float
+    seconds: float
+    """The least that creating them takes."""
+
+
+def sandbox_need(experiment: Experiment, groups: int | None) -> SandboxNeed:
+    """Of a rollout of so many groups, or of a training where that is None."""
+    group, evaluation, train = experiment.group, experiment.eval, experiment.train
+    if groups is not None:
+        episodes = groups * group.size
+    else:
+        episodes = train.steps * group.per_step * group.size + 2 * evaluation.games
+        if evaluation.games and evaluation.every:
+            episodes += (train.steps - 1) // evaluation.every * evaluation.games_during
+    sandboxes = episodes + 2 * experiment.env.check_seeds
+    limits = sandbox_limits(experiment.env.e2b)
+    at_once = min(limits.at_once, experiment.run.concurrency, sandboxes)
+    return SandboxNeed(sandboxes, at_once, limits.per_second, sandboxes / limits.per_second)

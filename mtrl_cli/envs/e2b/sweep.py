@@ -1,7 +1,7 @@
 """Ending sandboxes: one by its id, all of a run by its mark, those of dead runs."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mtrl_cli.envs.e2b.provider import Found, Provider, judged
 from mtrl_cli.rollout.ports import InfrastructureFailure
@@ -65,8 +65,7 @@ class Sweep:
             found = [one.id for one in await self._find({"mtrl_run": self._run})]
             if not found:
                 return ended
-            ended += len(found)
-            await self._kill_all(found)
+            ended += await self.kill_all(found)
         raise InfrastructureFailure(f"sandboxes of the run are still listed: {', '.join(found)}")
 
     async def finish(self, resources: RolloutResources) -> None:
@@ -80,7 +79,7 @@ class Sweep:
             for borrow in resources.quarantined
             if borrow.kind == "sandbox" and borrow.id is not None
         ]
-        await self._kill_all([str(borrow.id) for borrow in hanging])
+        await self.kill_all([str(borrow.id) for borrow in hanging])
         for borrow in hanging:
             resources.change(borrow, Holding.RELEASED)
         await self.all_of_run()
@@ -91,7 +90,7 @@ class Sweep:
         left = [one for one in found if over(one.metadata.get("mtrl_run", ""))]
         if not left:
             return ""
-        await self._kill_all([one.id for one in left])
+        await self.kill_all([one.id for one in left])
         runs = sorted({one.metadata["mtrl_run"] for one in left})
         return f"ended {len(left)} sandbox(es) that dead runs had left: {', '.join(runs)}"
 
@@ -109,14 +108,20 @@ class Sweep:
             wait = min(2 * wait, _LONGEST)
         raise AssertionError
 
-    async def _kill_all(self, sandboxes: list[str]) -> None:
+    async def kill_all(self, sandboxes: Sequence[str]) -> int:
+        """End these; how many lived.
+
+        Raises:
+            InfrastructureFailure: the first of those that could not be ended; the others are.
+        """
         limit = asyncio.Semaphore(_AT_ONCE)
 
-        async def one(sandbox: str) -> None:
+        async def one(sandbox: str) -> bool:
             async with limit:
-                await self.kill(sandbox)
+                return await self.kill(sandbox)
 
         results = await asyncio.gather(*map(one, sandboxes), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        return results.count(True)
