@@ -3,9 +3,12 @@
 Each audited step holds the logprobs that came with the samples against the trainer's of the same
 tokens, which every forward/backward call returns, before the optimizer step is sent. On groups
 sampled under the policy that is trained, the two are one number computed twice: a difference
-beyond rounding means that something else is trained than was sampled. Groups of an older policy
-(``train.max_policy_lag``) differ from the trainer rightly; a step that has no others is checked by
-asking the server for the older policy's logprobs of a few of its trajectories.
+beyond rounding means that something else is trained than was sampled.
+
+Groups of an older policy (``train.max_policy_lag``) differ from the trainer rightly. In a step that
+has no others the server is asked for the logprobs of a few trajectories, twice: under the policy
+that sampled them, which must be what came with the samples, and under the newest, which must be
+the trainer's.
 
 A difference above a warning threshold is told once; one above a stop threshold raises
 `AuditError`, and the step is not taken.
@@ -29,7 +32,7 @@ from mtrl_cli.training.parity import Pair, likely_cause, parity_figures, ratio_f
 from mtrl_cli.training.reference import policy_logprobs
 
 REPLAYED = 8
-"""Trajectories of an older policy that the server is asked about, where a step has no others."""
+"""Trajectories that the server is asked about in a step without a group of the newest policy."""
 
 
 class AuditError(MtrlError):
@@ -63,6 +66,28 @@ class AuditRules:
     limits: Limits
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the server computed again of the trajectories at ``places`` of a batch, each
+    float32 [sampled]: under the policy that sampled it, and under the one in training."""
+
+    places: Sequence[int]
+    own: Sequence[NDArray[np.float32]]
+    newest: Sequence[NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """``differ`` says of the pairs what is wrong where they differ."""
+
+    differ: str
+    pairs: Sequence[Pair]
+
+    @property
+    def mean(self) -> float:
+        return parity_figures(self.pairs, 1.0)["parity_mean"]
+
+
 class Audit:
     """The audits of one attempt of a run.
 
@@ -89,29 +114,37 @@ class Audit:
         every = self._rules.every
         return self._steps == 0 or (every > 0 and self._steps % every == 0)
 
-    async def replay(self, policy: PolicySnapshot, batch: Batch) -> list[Pair]:
-        """Logprobs under the policies that sampled, asked for again, of a few trajectories.
+    async def replay(self, policy: PolicySnapshot, batch: Batch) -> Replay | None:
+        """Ask the server about a few trajectories, where no other comparison is to be had.
 
-        Empty where the step has groups of the policy in training, or the server cannot say. To
-        be run beside forward/backward: it takes as long as a sample.
+        None where the step has groups of the policy in training, or the server cannot say. To be
+        run beside forward/backward: it takes as long as a sample.
         """
         able = self._service.capabilities
         if not self.due or any(_fresh(trajectory, policy) for trajectory in batch.trajectories):
-            return []
+            return None
         if not able.policy_logprobs or able.snapshots != "immutable":
-            return []
-        places = np.linspace(0, len(batch.data) - 1, min(REPLAYED, len(batch.data)), dtype=int)
-        by_policy: dict[str, list[Trajectory]] = {}
-        for place in places:
-            trajectory = batch.trajectories[place]
-            by_policy.setdefault(trajectory.admission.group.policy, []).append(trajectory)
-        return [
-            _pair(trajectory, again)
-            for uri, trajectories in by_policy.items()
-            for trajectory, again in zip(
-                trajectories, await policy_logprobs(self._service, uri, trajectories), strict=True
-            )
-        ]
+            return None
+        count = min(REPLAYED, len(batch.data))
+        places = [round(place) for place in np.linspace(0, len(batch.data) - 1, count)]
+        chosen = [batch.trajectories[place] for place in places]
+        by_policy: dict[str, list[int]] = {}
+        for place, trajectory in zip(places, chosen, strict=True):
+            by_policy.setdefault(trajectory.admission.group.policy, []).append(place)
+        async with asyncio.TaskGroup() as tasks:
+            newest = tasks.create_task(policy_logprobs(self._service, policy.uri, chosen))
+            asked = {
+                uri: tasks.create_task(
+                    policy_logprobs(self._service, uri, [batch.trajectories[p] for p in mine])
+                )
+                for uri, mine in by_policy.items()
+            }
+        own = {
+            place: values
+            for uri, mine in by_policy.items()
+            for place, values in zip(mine, asked[uri].result(), strict=True)
+        }
+        return Replay(places, [own[place] for place in places], newest.result())
 
     async def check(
         self,
@@ -119,7 +152,7 @@ class Audit:
         policy: PolicySnapshot,
         batch: Batch,
         logprobs: Sequence[NDArray[np.float32]],
-        replayed: Sequence[Pair] = (),
+        replay: Replay | None = None,
     ) -> Mapping[str, float]:
         """The figures of a step that is about to be taken; none where it is not audited.
 
@@ -128,7 +161,7 @@ class Audit:
             policy: the one in training.
             batch: what was sent.
             logprobs: the trainer's, per datum [T].
-            replayed: of `replay`; compared where the step has no group of ``policy``.
+            replay: see `replay`.
 
         Raises:
             AuditError: a stop threshold is crossed, or a trainer's logprob is not finite.
@@ -142,34 +175,25 @@ class Audit:
                 f"audit, step {step}: a logprob of the trainer is not finite. {_ENDED}"
             )
         advantages = [
-            datum.advantages[pair.positions - 1]
-            for datum, pair in zip(batch.data, pairs, strict=True)
+            datum.advantages[pair.positions] for datum, pair in zip(batch.data, pairs, strict=True)
         ]
         # On a thread: it sorts every token of the step, and sampling goes on.
         figures = await asyncio.to_thread(ratio_figures, pairs, advantages, self._loss)
-        compared = [
-            pair
-            for pair, trajectory in zip(pairs, batch.trajectories, strict=True)
-            if _fresh(trajectory, policy)
-        ]
-        against = "the trainer's"
-        if not compared:
-            compared, against = list(replayed), "those of the same policy, asked for again"
+        compared = _comparisons(policy, batch, pairs, replay)
         if not compared:
             self._tell("lag", _NOTHING_TO_COMPARE)
             return figures
-        figures |= parity_figures(compared, self._rules.limits.limit)
-        self._judge(step, figures, compared, against)
+        every = [pair for comparison in compared for pair in comparison.pairs]
+        figures |= parity_figures(every, self._rules.limits.limit)
+        self._judge(step, figures, max(compared, key=lambda one: one.mean))
         return figures
 
-    def _judge(
-        self, step: int, figures: Mapping[str, float], pairs: Sequence[Pair], against: str
-    ) -> None:
+    def _judge(self, step: int, figures: Mapping[str, float], worst: _Comparison) -> None:
         limits = self._rules.limits
-        head = f"audit, step {step}: the sampler's logprobs are not {against}: "
+        head = f"audit, step {step}: {worst.differ}: "
         if _above(figures, limits.stop_max, limits.stop_mean):
             text = _told(figures, limits.stop_max, limits.stop_mean, "stop", limits.limit)
-            cause = likely_cause(pairs) or _USUAL
+            cause = likely_cause(worst.pairs) or _USUAL
             raise AuditError(f"{head}{text}. {cause[0].upper()}{cause[1:]}. {_ENDED}")
         if _above(figures, limits.warn_max, limits.warn_mean):
             text = _told(figures, limits.warn_max, limits.warn_mean, "warn", limits.limit)
@@ -179,6 +203,38 @@ class Audit:
         if what not in self._told:
             self._told.add(what)
             self._observer(Notice(text))
+
+
+def _comparisons(
+    policy: PolicySnapshot, batch: Batch, pairs: Sequence[Pair], replay: Replay | None
+) -> list[_Comparison]:
+    """What must be equal; ``pairs`` holds the sampler's logprobs and the trainer's."""
+    fresh = [
+        pair
+        for pair, trajectory in zip(pairs, batch.trajectories, strict=True)
+        if _fresh(trajectory, policy)
+    ]
+    if fresh:
+        return [_Comparison("the sampler's logprobs are not the trainer's", fresh)]
+    if replay is None:
+        return []
+    chosen = [pairs[place] for place in replay.places]
+    return [
+        _Comparison(
+            "logprobs that came with the samples are not those of the policy that they name",
+            [
+                Pair(pair.positions, pair.sampled, again.astype(np.float64))
+                for pair, again in zip(chosen, replay.own, strict=True)
+            ],
+        ),
+        _Comparison(
+            "the sampler's logprobs under the newest policy are not the trainer's",
+            [
+                Pair(pair.positions, again.astype(np.float64), pair.again)
+                for pair, again in zip(chosen, replay.newest, strict=True)
+            ],
+        ),
+    ]
 
 
 _NOTHING_TO_COMPARE = (
@@ -217,16 +273,10 @@ def _fresh(trajectory: Trajectory, policy: PolicySnapshot) -> bool:
 
 
 def _pairs(batch: Batch, logprobs: Sequence[NDArray[np.float32]]) -> list[Pair]:
-    return [
-        _pair(trajectory, row[sampled_positions(trajectory.tokens)])
-        for trajectory, row in zip(batch.trajectories, logprobs, strict=True)
-    ]
-
-
-def _pair(trajectory: Trajectory, again: NDArray[np.float32]) -> Pair:
-    tokens = trajectory.tokens
-    return Pair(
-        sampled_positions(tokens) + 1,
-        np.array(tokens.sampled_logprobs, dtype=np.float64),
-        again.astype(np.float64),
-    )
+    """Per datum the sampler's logprobs and the trainer's."""
+    made = []
+    for trajectory, row in zip(batch.trajectories, logprobs, strict=True):
+        positions = sampled_positions(trajectory.tokens)
+        sampled = np.array(trajectory.tokens.sampled_logprobs, dtype=np.float64)
+        made.append(Pair(positions, sampled, row[positions].astype(np.float64)))
+    return made

@@ -34,7 +34,7 @@ from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.accumulation import Accumulated, accumulate
-from mtrl_cli.training.audit import Audit
+from mtrl_cli.training.audit import Audit, Replay
 from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
@@ -43,7 +43,6 @@ from mtrl_cli.training.events import PhaseStarted, StepFinished
 from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
 from mtrl_cli.training.metrics import rollout_metrics, training_metrics
 from mtrl_cli.training.operations import Operations
-from mtrl_cli.training.parity import Pair
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.reference import reference_logprobs
 from mtrl_cli.training.start import Start
@@ -120,9 +119,9 @@ class TrainingLoop:
                 figures = rollout_metrics(groups, kept) | self._kl_figures(step, batch)
                 if batch.data:
                     self._observer(PhaseStarted("training", step))
-                    result, replayed = await self._forward_backward(policy, batch)
+                    result, replay = await self._forward_backward(policy, batch)
                     figures |= await self._audit.check(
-                        step + 1, policy, batch, result.logprobs, replayed
+                        step + 1, policy, batch, result.logprobs, replay
                     )
                     if snapshots == "live":
                         await driver.quiesce()
@@ -214,7 +213,7 @@ class TrainingLoop:
 
     async def _forward_backward(
         self, policy: PolicySnapshot, batch: Batch
-    ) -> tuple[Accumulated, list[Pair]]:
+    ) -> tuple[Accumulated, Replay | None]:
         """Accumulate the batch's gradients, in as many calls as it takes; what the audit has to
         ask the server for is asked meanwhile."""
         plan, reduction = self._plan, self._service.capabilities.loss_reduction

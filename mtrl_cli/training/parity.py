@@ -31,8 +31,8 @@ _ZEROS = 0.05
 class Pair:
     """One trajectory's sampled tokens, all arrays [sampled].
 
-    ``positions`` are the tokens' places in the trajectory, ``sampled`` the sampler's logprobs,
-    ``again`` the other computation's.
+    ``positions`` are the places in the datum that predict the tokens, ``sampled`` the sampler's
+    logprobs, ``again`` the other computation's.
     """
 
     positions: NDArray[np.intp]
