@@ -10,22 +10,20 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
-from mtrl_cli.config.sandboxes import sandbox_limits
-from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerConfig
+from mtrl_cli.child import ChildServer
+from mtrl_cli.config.schema import Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
-from mtrl_cli.envs.e2b.backend import E2BFactory, Limits
-from mtrl_cli.envs.e2b.dead import DeadSandboxes
-from mtrl_cli.envs.e2b.provider import Provider
-from mtrl_cli.envs.interface import Deadlines, Rules, Watch
-from mtrl_cli.envs.openenv import OpenEnvFactory
+from mtrl_cli.envs.connect import check_environment, environments_for, server_for
+from mtrl_cli.envs.interface import Watch, check_adapter
+from mtrl_cli.envs.openenv_served import LOG, ServedEnvironments
 from mtrl_cli.envs.seeds import seed_notice
+from mtrl_cli.envs.tools import offered_tools, takes_tools
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.lending import Lender
@@ -38,7 +36,6 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.processes import process_facts
-from mtrl_cli.runs.registry import read_run
 from mtrl_cli.servers.connect import embedded_for, service_for
 from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
@@ -71,9 +68,8 @@ async def check_experiment(experiment: Experiment) -> None:
         MtrlError: the task, the environment, the tokenizer or the server is not there, or the
             server cannot do what the experiment asks for.
     """
-    _, _, envs, _ = _play_parts(experiment, Watch())
-    if isinstance(envs, E2BFactory):
-        await envs.check()
+    _, task, _ = _play_parts(experiment)
+    await check_environment(experiment.env, cast(TaskAdapter, task))
     if embedded_for(experiment.server) is None:
         service = service_for(experiment.server)
         await service.check()
@@ -97,7 +93,7 @@ async def assemble(
         MtrlError: see `check_experiment`.
     """
     watch = Watch(tell)
-    chat, task, envs, vocab = _play_parts(experiment, watch)
+    chat, task, vocab = _play_parts(experiment)
     async with AsyncExitStack() as borrowed:
 
         async def borrow(lender: Lender[T]) -> T:
@@ -105,15 +101,19 @@ async def assemble(
             scope = await borrowed.enter_async_context(resources.scope("run"))
             return await scope.borrow(lender)
 
-        if isinstance(envs, E2BFactory):
-            await borrow(envs.account(folder.name, resources, partial(_is_over, folder.parent)))
-        else:
-            await borrow(_backend(envs))
+        started = server_for(experiment.env, experiment.run.concurrency, folder / LOG)
+        if started is not None:
+            await borrow(_process(started, "env_server"))
+        envs = environments_for(experiment.env, cast(TaskAdapter, task), watch, started)
+        await borrow(_backend(envs))
+        if takes_tools(task):
+            task.take_tools(await offered_tools(envs, resources))
+            _check_append_only(chat, task)
         if experiment.env.check_seeds and (text := await seed_notice(envs, task, resources)):
             watch.saw("seeds_ignored", text)
         embedded = embedded_for(experiment.server, log=folder / "server.log")
         if embedded is not None:
-            await borrow(_process(embedded))
+            await borrow(_process(embedded, "server_process"))
         service = service_for(experiment.server, embedded)
         await borrow(_connection(service))
         if training:
@@ -128,25 +128,6 @@ def notices() -> list[str]:
     return [] if conflict is None else [conflict]
 
 
-def reading_parts(experiment: Experiment) -> tuple[RendererChat, Task, int]:
-    """What an episode is written and read with: chat, task, size of the vocabulary.
-
-    Raises:
-        MtrlError: one of them is not there, or cannot be used.
-    """
-    server, task = experiment.server, experiment.task
-    # A task's file may import OpenEnv too, whose packages would import their servers.
-    light_packages("openenv", "openenv.core", "openenv.core.env_server")
-    loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
-    tokenizer = load_tokenizer(server.tokenizer)
-    chat = RendererChat(tokenizer, server.renderer)
-    try:
-        chat.check_append_only(loaded.tools)
-    except TemplateNotAppendOnly as error:
-        raise UsageError(f"server.renderer: {error}") from error
-    return chat, loaded, len(tokenizer)
-
-
 def running_service(server: ServerConfig) -> TrainingService:
     """The client of a server that runs without us, not connected.
 
@@ -156,18 +137,6 @@ def running_service(server: ServerConfig) -> TrainingService:
     if embedded_for(server) is not None:
         raise MtrlError("server.base_url: missing; the embedded server ended with the run")
     return service_for(server)
-
-
-def dead_sandboxes(env: EnvConfig) -> DeadSandboxes:
-    """What ends the sandboxes of a run that is gone.
-
-    Raises:
-        MtrlError: the configuration has none, or the SDK is not there.
-    """
-    if env.kind is not EnvKind.e2b or not env.e2b.api_key:
-        raise MtrlError("the run's config.yaml does not say how to get at its sandboxes")
-    provider = Provider(env.e2b.api_key, template=env.e2b.template, timeout=env.open_timeout)
-    return DeadSandboxes(provider, settles=env.e2b.settles, seconds=env.close_timeout)
 
 
 def harness_factory(task: Task) -> HarnessFactory | None:
@@ -182,25 +151,20 @@ def _backend(envs: EnvironmentFactory) -> Lender[EnvironmentFactory]:
     return Lender("backend", make, lambda envs: envs.close())
 
 
-def _is_over(runs: Path, run: str) -> bool:
-    """Whether ``run`` is the id of a run in this folder, and its process is gone."""
-    if run != Path(run).name or not (runs / run / "run.json").is_file():
-        return False
-    record = read_run(runs / run)
-    return not record.alive and record.status not in ("running", "unreadable")
+Child = TypeVar("Child", EmbeddedServer, ServedEnvironments)
 
 
-def _process(server: EmbeddedServer) -> Lender[EmbeddedServer]:
-    """The embedded server: a child process, which also ends by itself when this one is gone."""
+def _process(server: Child, kind: str) -> Lender[Child]:
+    """A server of the run: a child process, which also ends by itself when this one is gone."""
 
-    async def make(key: str) -> EmbeddedServer:
+    async def make(key: str) -> Child:
         return await server.__aenter__()
 
-    async def give_back(server: EmbeddedServer) -> None:
+    async def give_back(server: Child) -> None:
         await asyncio.to_thread(server.stop)
 
     return Lender(
-        "server_process",
+        kind,
         make,
         give_back,
         external=True,
@@ -211,7 +175,7 @@ def _process(server: EmbeddedServer) -> Lender[EmbeddedServer]:
     )
 
 
-def _process_facts(server: EmbeddedServer) -> dict[str, Any]:
+def _process_facts(server: ChildServer) -> dict[str, Any]:
     known = {} if server.pid is None else process_facts(server.pid)
     return {**known, "url": server.url}
 
@@ -254,12 +218,6 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
             f"which this server cannot give (its snapshots are {capabilities.snapshots}); write "
             "train.kl=0, or server.snapshots=immutable if it does keep them"
         )
-    if train.max_tokens_per_call and capabilities.loss_reduction is None:
-        raise UsageError(
-            "train.max_tokens_per_call: several calls cannot be weighted on a server whose loss "
-            "reduction is not known; write server.loss_reduction (sum, datum_mean or call_mean), "
-            "or train.max_tokens_per_call=0"
-        )
     if capabilities.context is not None and server.context > capabilities.context:
         raise UsageError(
             f"server.context: {server.context} is more than the server's window of "
@@ -267,47 +225,22 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
         )
 
 
-def _play_parts(
-    experiment: Experiment, watch: Watch
-) -> tuple[RendererChat, Task, EnvironmentFactory, int]:
-    """What episodes are played with, beside the policy."""
-    chat, task, vocab = reading_parts(experiment)
-    envs = environment_factory(experiment, cast(TaskAdapter, task), watch)
-    return chat, task, envs, vocab
+def _play_parts(experiment: Experiment) -> tuple[RendererChat, Task, int]:
+    """What episodes are played with, beside the policy and the environments."""
+    server, task = experiment.server, experiment.task
+    # A task's file may import OpenEnv too, whose packages would import their servers.
+    light_packages("openenv", "openenv.core", "openenv.core.env_server")
+    loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
+    check_adapter(loaded)
+    tokenizer = load_tokenizer(server.tokenizer)
+    chat = RendererChat(tokenizer, server.renderer)
+    _check_append_only(chat, loaded)
+    return chat, loaded, len(tokenizer)
 
 
-def environment_factory(
-    experiment: Experiment, adapter: TaskAdapter, watch: Watch
-) -> EnvironmentFactory:
-    """The environment backend; it checks ``adapter``.
-
-    Raises:
-        UsageError: it is not installed, or the environment's class or files cannot be had.
-    """
-    env = experiment.env
-    deadlines = Deadlines(env.open_timeout, env.reset_timeout, env.step_timeout, env.close_timeout)
-    rules = Rules(env.reward.value, env.max_observation)
-    if env.kind is EnvKind.e2b:
-        allowed = sandbox_limits(env.e2b)
-        return E2BFactory(
-            env.entrypoint,
-            adapter,
-            api_key=env.e2b.api_key or "",
-            template=env.e2b.template,
-            files=env.e2b.files,
-            params=env.params,
-            limits=Limits(allowed.at_once, allowed.per_second, allowed.longest, env.e2b.settles),
-            life=experiment.budget.deadline,
-            deadlines=deadlines,
-            rules=rules,
-            watch=watch,
-        )
-    return OpenEnvFactory(
-        env.entrypoint,
-        adapter,
-        params=env.params,
-        threads=env.threads,
-        deadlines=deadlines,
-        rules=rules,
-        watch=watch,
-    )
+def _check_append_only(chat: RendererChat, task: Task) -> None:
+    """Raises: UsageError."""
+    try:
+        chat.check_append_only(task.tools)
+    except TemplateNotAppendOnly as error:
+        raise UsageError(f"server.renderer: {error}") from error

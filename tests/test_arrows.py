@@ -124,8 +124,9 @@ def test_the_screen_knows_events_only() -> None:
 
 def test_the_embedded_server_is_reached_over_http_only() -> None:
     assert arriving("local") == []
-    # The package itself holds the version and nothing else; a schema is common ground.
-    away = others("local", "mtrl_cli", "wire")
+    # The package itself holds the version and nothing else; a schema is common ground, and any
+    # child process watches its parent.
+    away = others("local", "mtrl_cli", "wire", "parent")
     assert [arrow for arrow in away if not under(arrow[0], "local.warmstart")] == []
     assert {part(f"mtrl_cli.{target}") for _, target in away} <= {"tasks", "chat"}
 
@@ -148,6 +149,8 @@ def test_concrete_parts_are_put_together_in_one_place() -> None:
     """Whoever else imports a server, an environment, a task or a chat format is named here."""
     known = {
         ("envs.openenv", "tasks.load"),  # loads the class that an entrypoint names
+        ("envs.connect", "tasks.load"),
+        ("envs.openenv_server", "tasks.load"),
     }
     concrete = ("servers", "envs", "tasks", "chat")
     found = {

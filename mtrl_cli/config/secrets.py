@@ -14,7 +14,7 @@ from typing import Any
 
 MASK = "***"
 
-_SECRET_NAME = re.compile(r"(?:^|_)(?:api_?key|token|secret|passw(?:or)?d)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(?:^|_)(?:api_?key|token|secret|passw(?:or)?d|headers)$", re.IGNORECASE)
 _SECRET_ENTRY = re.compile(r"(?:api_?key|token|secret|passw(?:or)?d)['\"]?\s*:", re.IGNORECASE)
 _ENV = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*(,)?")
 _ENV_LITERAL_DEFAULT = re.compile(
@@ -37,8 +37,8 @@ class SecretKey:
 
 
 def is_secret(key: str) -> bool:
-    """Whether a key, dotted or not, holds a secret by its name."""
-    return bool(_SECRET_NAME.search(key.rpartition(".")[2]))
+    """Whether a key, dotted or not, holds a secret by its name or by that of what it is in."""
+    return any(_SECRET_NAME.search(part) for part in key.split("."))
 
 
 def mentions_secret(text: str) -> bool:

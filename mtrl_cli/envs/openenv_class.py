@@ -74,25 +74,37 @@ def action_class(entrypoint: str, environment_class: Any) -> Any:
     """
     from openenv.core.env_server.types import Action
 
-    candidates = [getattr(environment_class, "action_class", None)]
-    for base in environment_class.__mro__:
-        for generic in getattr(base, "__orig_bases__", ()):
-            candidates.extend(get_args(generic)[:1])
-    try:
-        candidates.append(get_type_hints(environment_class.step).get("action"))
-    except Exception:  # annotations may name what is imported for type checkers only
-        candidates.append(environment_class.step.__annotations__.get("action"))
-    for candidate in candidates:
-        if (
-            isinstance(candidate, type)
-            and issubclass(candidate, Action)
-            and candidate is not Action
-        ):
-            return candidate
+    found = _said(environment_class, "action_class", 0, "action", Action)
+    if found is not None:
+        return found
     raise UsageError(
         f"env.entrypoint {entrypoint!r}: it does not say which actions it takes; annotate"
         " step(self, action: YourAction) or set action_class = YourAction"
     )
+
+
+def observation_class(environment_class: Any) -> Any:
+    """The class of what ``step`` returns, as far as the environment says."""
+    from openenv.core.env_server.types import Observation
+
+    return _said(environment_class, "observation_class", 1, "return", Observation) or Observation
+
+
+def _said(environment_class: Any, attribute: str, argument: int, hint: str, base: type) -> Any:
+    """A subclass of ``base`` that the class names: by an attribute, as an argument of its generic
+    base, in the annotations of ``step``; None when it does not."""
+    candidates = [getattr(environment_class, attribute, None)]
+    for parent in environment_class.__mro__:
+        for generic in getattr(parent, "__orig_bases__", ()):
+            candidates.extend(get_args(generic)[argument : argument + 1])
+    try:
+        candidates.append(get_type_hints(environment_class.step).get(hint))
+    except Exception:  # annotations may name what is imported for type checkers only
+        candidates.append(environment_class.step.__annotations__.get(hint))
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, base) and candidate is not base:
+            return candidate
+    return None
 
 
 def is_async(environment_class: Any, method: str) -> bool:

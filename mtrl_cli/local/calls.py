@@ -49,7 +49,6 @@ class TrainCall:
     loss: str
     config: Mapping[str, float]
     backward: bool
-    packed: bool = False  # it came as protobuf
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,10 @@ class SaveCall:
 
 @dataclass(frozen=True)
 class LoadCall:
-    """load_weights; with a session in place of a model it creates the model that it loads into."""
-
-    model_id: str | None
+    model_id: str
     seq_id: int | None
     path: str
     optimizer: bool
-    session_id: str | None = None
-    model_seq_id: int | None = None
-    user_metadata: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from aiohttp import web
 from mtrl_cli import __version__
 from mtrl_cli.local.app import App
 from mtrl_cli.local.engine import Shape, Weights
-from mtrl_cli.local.parent import ParentWatch
 from mtrl_cli.local.service import Service, Settings
+from mtrl_cli.parent import ParentWatch
 
 BACKLOG = 1024
 

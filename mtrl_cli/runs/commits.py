@@ -113,7 +113,7 @@ def standing(records: Iterable[Mapping[str, Any]]) -> History:
     for record in records:
         match record["kind"]:
             case "commit":
-                commit = commit_of(record)
+                commit = _commit(record)
                 if commit.step != len(commits):
                     raise ValueError(f"step {commit.step} follows step {len(commits) - 1}")
                 commits.append(commit)
@@ -124,12 +124,7 @@ def standing(records: Iterable[Mapping[str, Any]]) -> History:
     return History(tuple(commits))
 
 
-def commit_of(record: Mapping[str, Any]) -> Commit:
-    """Read one record of the kind ``commit``.
-
-    Raises:
-        LookupError, TypeError, ValueError, AttributeError: it is not one.
-    """
+def _commit(record: Mapping[str, Any]) -> Commit:
     return Commit(
         step=int(record["step"]),
         attempt=int(record["attempt"]),

@@ -1,40 +1,21 @@
-"""The embedded server as a child process of the run.
+"""The embedded server as a child process of the run; see `mtrl_cli.child` for its life."""
 
-Its life is bound three ways: `EmbeddedServer.stop` ends it, and waits until it is gone; a start
-that fails or is interrupted ends it before the error goes on; and it watches its parent itself,
-so that it does not outlive a parent that was killed. It runs in a session of its own: a Ctrl-C
-typed at the terminal reaches mtrl alone, which settles what is in flight first.
-
-Everything here blocks; from an event loop use ``async with``, or `asyncio.to_thread`.
-"""
-
-import asyncio
-import contextlib
-import json
 import os
 import secrets
-import selectors
-import signal
-import subprocess
 import sys
-import sysconfig
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
 
-import mtrl_cli
+from mtrl_cli.child import ChildServer, StartError
 from mtrl_cli.servers.errors import ServerError, one_line
 
 _KEY_VARIABLE = "MTRL_EMBEDDED_KEY"
-_TERM_SECONDS = 5.0
-_LAST_WORDS_SECONDS = 1.0
 
 
-class EmbeddedServer:
+class EmbeddedServer(ChildServer):
     """One embedded server on a free loopback port.
+
+    Its ``info`` holds, when it is ready, its url, pid, store, context, vocab, …
 
     Args:
         store: its folder of weights.
@@ -53,31 +34,19 @@ class EmbeddedServer:
         ready_seconds: float = 30.0,
         arguments: Sequence[str] = (),
     ) -> None:
-        self._store = store
-        self._log_path = log
-        self._ready_seconds = ready_seconds
-        self._command = [
-            *(sys.executable, "-m", "mtrl_cli.local"),
-            *("--store", str(store), "--host", "127.0.0.1", "--port", "0"),
-            *("--base-model", base_model, "--api-key-env", _KEY_VARIABLE),
-            *("--parent-pid", str(os.getpid()), *arguments),
-        ]
-        self._log: IO[bytes] | None = None
-        self._log_start = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self.store = store
         self.api_key = secrets.token_urlsafe(24)
-        self.url = ""
-        self.info: Mapping[str, Any] = {}
-        """What it said when it was ready: url, pid, store, context, vocab, …"""
-
-    @property
-    def pid(self) -> int | None:
-        """The process, from `start` to `stop`."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        super().__init__(
+            [
+                *(sys.executable, "-m", "mtrl_cli.local"),
+                *("--store", str(store), "--host", "127.0.0.1", "--port", "0"),
+                *("--base-model", base_model, "--api-key-env", _KEY_VARIABLE),
+                *("--parent-pid", str(os.getpid()), *arguments),
+            ],
+            environment={_KEY_VARIABLE: self.api_key},
+            log=log,
+            ready_seconds=ready_seconds,
+        )
 
     def start(self) -> None:
         """Start it and wait until it serves.
@@ -85,121 +54,9 @@ class EmbeddedServer:
         Raises:
             ServerError: it ended or was not ready in time; the line holds its last words.
         """
-        if self._process is not None:
-            raise RuntimeError("the server was started already")
         try:
-            self._log = self._open_log()
-            self._log_start = self._log.seek(0, os.SEEK_END)
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                env=self._environment(),
-                start_new_session=True,
-            )
-            self._await_ready(self._process)
-        except OSError as error:
-            self.stop()
-            raise ServerError(f"the embedded server cannot be started: {error}") from None
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """End it and wait until it is gone. Idempotent."""
-        process = self._process
-        if process is not None:
-            if process.poll() is None:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_TERM_SECONDS)
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
-    async def __aenter__(self) -> "EmbeddedServer":
-        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # The thread goes on by itself: what it starts must be ended, not forgotten.
-            await asyncio.wait({starting})
-            if not starting.cancelled():
-                starting.exception()
-            await asyncio.to_thread(self.stop)
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        await asyncio.shield(asyncio.to_thread(self.stop))
-
-    # How it starts.
-
-    def _environment(self) -> dict[str, str]:
-        environment = {**os.environ, _KEY_VARIABLE: self.api_key}
-        # A checkout that is not installed is importable here, but not from every folder.
-        root = str(Path(mtrl_cli.__file__).parent.parent)
-        if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-            path = environment.get("PYTHONPATH")
-            environment["PYTHONPATH"] = root if not path else os.pathsep.join((root, path))
-        return environment
-
-    def _open_log(self) -> IO[bytes]:
-        if self._log_path is None:
-            return tempfile.TemporaryFile()
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        return self._log_path.open("a+b")
-
-    def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        line = self._first_line(process.stdout.fileno())
-        if line is None:
-            raise ServerError(
-                f"the embedded server was not ready within {self._ready_seconds:g} s"
-                + self._last_words()
-            )
-        try:
-            info = json.loads(line)
-            self.url = str(info["url"])
-            self.info = info
-        except (ValueError, TypeError, KeyError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_LAST_WORDS_SECONDS)
-            raise ServerError(f"the embedded server did not start{self._last_words()}") from None
-        process.stdout.close()
-
-    def _first_line(self, descriptor: int) -> bytes | None:
-        """The first line of its output, or what there was of it; None past the deadline."""
-        deadline = time.monotonic() + self._ready_seconds
-        line = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in line:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    return None
-                piece = os.read(descriptor, 65_536)
-                if not piece:
-                    break
-                line += piece
-        return line.partition(b"\n")[0]
-
-    def _last_words(self) -> str:
-        if self._log is None:
-            return ""
-        self._log.seek(self._log_start)
-        lines = self._log.read()[-65_536:].decode("utf-8", "replace").splitlines()
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        return f": {one_line(last.removeprefix('mtrl serve: '))}" if last else ""
+            super().start()
+        except StartError as failed:
+            words = one_line(failed.last_words.removeprefix("mtrl serve: "))
+            tail = f": {words}" if words else ""
+            raise ServerError(f"the embedded server {failed.how}{tail}") from None

@@ -69,7 +69,6 @@ CAPABILITIES = Capabilities(
     reports_weights=False,
     full_training=False,
     losses=LOSSES,
-    loss_reduction="call_mean",
 )
 
 

@@ -1,4 +1,4 @@
-"""Loading a class that a configuration names as ``module:Class`` or ``path.py:Class``."""
+"""Loading what a configuration names as ``module:Name`` or ``path.py:Name``, mostly classes."""
 
 import difflib
 import hashlib
@@ -21,20 +21,30 @@ def load_class(entrypoint: str, what: str = "class") -> type:
     Raises:
         UsageError: one line that says what is wrong and what to write instead.
     """
-    module_name, colon, class_name = entrypoint.rpartition(":")
-    if not colon or not module_name or not class_name.isidentifier():
+    found = load_object(entrypoint, what)
+    if not isinstance(found, type):
+        kind, name = type(found).__name__, entrypoint.rpartition(":")[2]
+        raise UsageError(f"{what} {entrypoint!r}: {name!r} is a {kind}, not a class")
+    return found
+
+
+def load_object(entrypoint: str, what: str) -> Any:
+    """What ``entrypoint`` names.
+
+    Raises:
+        UsageError: one line that says what is wrong and what to write instead.
+    """
+    module_name, colon, name = entrypoint.rpartition(":")
+    if not colon or not module_name or not name.isidentifier():
         raise UsageError(f"{what} {entrypoint!r}: {_FORM}")
     module = _load_module(module_name, f"{what} {entrypoint!r}")
-    found = getattr(module, class_name, None)
+    found = getattr(module, name, None)
     if found is None:
         names = [name for name, value in vars(module).items() if isinstance(value, type)]
         own = [name for name in names if getattr(module, name).__module__ == module.__name__]
-        close = difflib.get_close_matches(class_name, names, n=1)
+        close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(own) or 'no class'}"
-        raise UsageError(f"{what} {entrypoint!r}: {module_name} has no {class_name!r}; {hint}")
-    if not isinstance(found, type):
-        kind = type(found).__name__
-        raise UsageError(f"{what} {entrypoint!r}: {class_name!r} is a {kind}, not a class")
+        raise UsageError(f"{what} {entrypoint!r}: {module_name} has no {name!r}; {hint}")
     return found
 
 

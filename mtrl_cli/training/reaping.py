@@ -4,11 +4,11 @@
 kind                how it is returned
 ==================  =========================================================================
 ``server_process``  the embedded server ends with its parent; one that has not is ended here
+``env_server``      the same, of an environment server that was started for the run
+``env_session``     nothing: a session ends with its connection, which the run's process held
 ``server_model``    unloaded, on the server of the run's ``config.yaml``, with the key from the
                     environment; one of an embedded server is gone with its process
 ``server_session``  nothing goes over the wire: it ends when its heartbeats have ended
-``sandboxes``       the run's sandboxes, by their ids and by their mark: `reaping_sandboxes`
-``sandbox``         one of them
 ==================  =========================================================================
 
 A kind that mtrl learns to borrow joins as one entry of `Reaping.table`.
@@ -25,43 +25,33 @@ from mtrl_cli.runs.ledger import LedgerEntry
 from mtrl_cli.runs.processes import Standing, end_process, restarted_since, standing, writing_to
 from mtrl_cli.runs.reap import Fate, Reaped, Reaper, read_entries, reap
 from mtrl_cli.servers.errors import Refused
-from mtrl_cli.training.reaping_sandboxes import (
-    ACCOUNT,
-    PATIENCE,
-    SANDBOX,
-    DeadSandboxes,
-    SandboxReaping,
-)
 
 if TYPE_CHECKING:
-    from mtrl_cli.config.schema import Experiment
     from mtrl_cli.servers.interface import TrainingService
 
-_SERVER = "mtrl_cli.local"
+_PROGRAMS = {
+    "server_process": ("mtrl_cli.local", "server.log"),
+    "env_server": ("mtrl_cli.envs.openenv_server", "env-server.log"),
+}
+"""What a started server runs, and the log in the run's folder that it writes to."""
+
 _NO_LONGER_THERE = (404, 410)
 
 
-def _tell_nobody(text: str) -> None:
-    pass
-
-
-def settle(run: Path, tell: Callable[[str], None] = _tell_nobody) -> Reaped:
+def settle(run: Path) -> Reaped:
     """Settle a run whose process is gone, from its ledger.
-
-    ``tell`` hears in one line what takes long.
 
     Raises:
         MtrlError: its ledger is damaged.
     """
-    return asyncio.run(_settle(run, tell))
+    return asyncio.run(_settle(run))
 
 
-async def _settle(run: Path, tell: Callable[[str], None]) -> Reaped:
+async def _settle(run: Path) -> Reaped:
     entries = read_entries(run)
-    reaping = Reaping(run, entries, tell)
-    patience = dict.fromkeys((ACCOUNT, SANDBOX), PATIENCE)
+    reaping = Reaping(run, entries)
     try:
-        return await reap(run, entries, reaping.table, patience)
+        return await reap(run, entries, reaping.table)
     finally:
         await reaping.close()
 
@@ -69,11 +59,8 @@ async def _settle(run: Path, tell: Callable[[str], None]) -> Reaped:
 class Reaping:
     """The reapers of one run. They share one connection to its server, made when it is needed."""
 
-    def __init__(
-        self, run: Path, entries: Sequence[LedgerEntry], tell: Callable[[str], None] = _tell_nobody
-    ) -> None:
+    def __init__(self, run: Path, entries: Sequence[LedgerEntry]) -> None:
         self._run = run
-        self._sandboxes = SandboxReaping(run, entries, self._dead_sandboxes, tell)
         self._entries = {entry.key: entry for entry in entries}
         self._gone = {entry.key for entry in entries if entry.state == "released"}
         self._service: TrainingService | None = None
@@ -83,20 +70,20 @@ class Reaping:
     def table(self) -> Mapping[str, Reaper]:
         """In the order in which they are reaped."""
         return {
-            "server_process": self._server_process,
+            "server_process": self._process,
+            "env_server": self._process,
+            "env_session": self._env_session,
             "server_model": self._server_model,
             "server_session": self._server_session,
-            ACCOUNT: self._sandboxes.reap,
-            SANDBOX: self._sandboxes.reap,
         }
 
     async def close(self) -> None:
         if self._service is not None:
             await self._service.close()
 
-    # The embedded server.
+    # The servers that were started for the run.
 
-    async def _server_process(self, borrow: LedgerEntry) -> Fate:
+    async def _process(self, borrow: LedgerEntry) -> Fate:
         named = "pid" in borrow.facts
         end = self._end_named if named else self._end_unnamed
         fate = await asyncio.to_thread(end, borrow.facts)
@@ -119,14 +106,18 @@ class Reaping:
 
     def _end_unnamed(self, facts: Mapping[str, Any]) -> Fate:
         """A server that was asked for, and whose pid the run did not come to record."""
+        program, log = _PROGRAMS[str(facts["kind"])]
         here = facts.get("place") == socket.gethostname()
-        running = writing_to(self._run / "server.log", _SERVER) if here else None
+        running = writing_to(self._run / log, program) if here else None
         if running is None:
-            remedy = f"look for {_SERVER} on {facts.get('place')}"
+            remedy = f"look for {program} on {facts.get('place')}"
             return Fate(False, "whether it was started cannot be checked from here", remedy)
         if any(end_process(found) is not Standing.GONE for found in running):
             return Fate(False, "it cannot be ended")
         return Fate(True, "ended" if running else "is not running")
+
+    async def _env_session(self, borrow: LedgerEntry) -> Fate:
+        return Fate(True, "ended with its connection")
 
     def _embedded(self, borrow: LedgerEntry) -> LedgerEntry | None:
         """The embedded server that a borrow lives in, if it does in one."""
@@ -179,28 +170,15 @@ class Reaping:
         """
         if self._service is None:
             from mtrl_cli.assembly import running_service
+            from mtrl_cli.config.compose import compose
+            from mtrl_cli.config.resolve import resolve
 
-            service = running_service(self._experiment().server)
+            composed = compose(str(self._run / "config.yaml"))
+            self._redact = composed.redact
+            service = running_service(resolve(composed).server)
             now = self._redact(service.describe())
             if now != place:
                 raise MtrlError(f"the run's config.yaml now leads to another server: {now}")
             await service.connect()
             self._service = service
         return self._service
-
-    # What lives at E2B.
-
-    def _dead_sandboxes(self) -> DeadSandboxes:
-        """Raises: MtrlError."""
-        from mtrl_cli.assembly import dead_sandboxes
-
-        return dead_sandboxes(self._experiment().env)
-
-    def _experiment(self) -> "Experiment":
-        """Raises: MtrlError: the configuration does not compose, or a secret is not set."""
-        from mtrl_cli.config.compose import compose
-        from mtrl_cli.config.resolve import resolve
-
-        composed = compose(str(self._run / "config.yaml"))
-        self._redact = composed.redact
-        return resolve(composed)

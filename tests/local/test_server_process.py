@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrl_cli.local.parent import start_time
+from mtrl_cli.parent import start_time
 from tests.local.server_kit import (
     SHAPE,
     Client,

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mtrl_cli import child
 from mtrl_cli.config.schema import ServerConfig, ServerKind, Snapshots
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import default_store
-from mtrl_cli.servers import launch
 from mtrl_cli.servers.connect import embedded_for, service_for
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.launch import EmbeddedServer
@@ -73,8 +73,8 @@ def test_a_hopeless_start_is_one_line_with_the_last_words(tmp_path):
 def fake(monkeypatch, script: str) -> EmbeddedServer:
     server = EmbeddedServer(Path("/nowhere"), ready_seconds=0.3)
     server._command = ["/bin/sh", "-c", script]
-    monkeypatch.setattr(launch, "_TERM_SECONDS", 0.1)
-    monkeypatch.setattr(launch, "_LAST_WORDS_SECONDS", 0.1)
+    monkeypatch.setattr(child, "_TERM_SECONDS", 0.1)
+    monkeypatch.setattr(child, "_LAST_WORDS_SECONDS", 0.1)
     return server
 
 
