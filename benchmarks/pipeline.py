@@ -35,9 +35,9 @@ from time import monotonic
 from mtrl_cli.config.schema import Experiment, GroupConfig, RunConfig, ServerConfig, TrainConfig
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import MemberFinished
-from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import StepOutcome
 from mtrl_cli.rollout.resources import RolloutResources
+from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.servers.interface import Capabilities, Snapshots
@@ -49,6 +49,7 @@ from mtrl_cli.training.events import StepFinished
 from mtrl_cli.training.loop import TrainingLoop
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
+from mtrl_cli.training.start import begin
 from mtrl_cli.training.totals import Totals
 
 TRAINING_CALLS = 3
@@ -191,7 +192,7 @@ async def _train(case: Case, url: str, runs: Path, watch: Watch) -> Totals:
     await service.connect()
     try:
         await operations.create_model(plan.model)
-        await loop.run(PolicySnapshot(await operations.publish("initial"), 0))
+        await loop.run(await begin(folder, operations, History()))
         await operations.unload_model()
     finally:
         await service.close()

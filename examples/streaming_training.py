@@ -37,7 +37,7 @@ async def train(opened: Run, operations: Operations) -> None:
         for step in range(plan.steps):
             groups = await driver.take()
             kept = training_groups(groups, GroupRules(policy.step, lag))
-            reference = await reference_logprobs(service, initial.uri, kept.trajectories)
+            reference = await reference_logprobs(service, initial, kept.trajectories)
             batch = build_batch(kept, plan.advantage, KlPenalty(plan.kl(step), reference))
             if batch.data:
                 await operations.forward_backward(batch.data, plan.loss)

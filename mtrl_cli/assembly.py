@@ -10,16 +10,20 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.child import ChildServer
-from mtrl_cli.config.schema import Experiment, ServerConfig
+from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.connect import check_environment, environments_for, server_for
+from mtrl_cli.envs.e2b.backend import E2BFactory
+from mtrl_cli.envs.e2b.dead import DeadSandboxes
+from mtrl_cli.envs.e2b.provider import Provider
 from mtrl_cli.envs.interface import Watch, check_adapter
 from mtrl_cli.envs.openenv_served import LOG, ServedEnvironments
 from mtrl_cli.envs.seeds import seed_notice
@@ -36,6 +40,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.processes import process_facts
+from mtrl_cli.runs.registry import read_run
 from mtrl_cli.servers.connect import embedded_for, service_for
 from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
@@ -68,8 +73,8 @@ async def check_experiment(experiment: Experiment) -> None:
         MtrlError: the task, the environment, the tokenizer or the server is not there, or the
             server cannot do what the experiment asks for.
     """
-    _, task, _ = _play_parts(experiment)
-    await check_environment(experiment.env, cast(TaskAdapter, task))
+    _, task, _ = reading_parts(experiment)
+    await check_environment(experiment, cast(TaskAdapter, task))
     if embedded_for(experiment.server) is None:
         service = service_for(experiment.server)
         await service.check()
@@ -93,7 +98,7 @@ async def assemble(
         MtrlError: see `check_experiment`.
     """
     watch = Watch(tell)
-    chat, task, vocab = _play_parts(experiment)
+    chat, task, vocab = reading_parts(experiment)
     async with AsyncExitStack() as borrowed:
 
         async def borrow(lender: Lender[T]) -> T:
@@ -101,11 +106,14 @@ async def assemble(
             scope = await borrowed.enter_async_context(resources.scope("run"))
             return await scope.borrow(lender)
 
-        started = server_for(experiment.env, experiment.run.concurrency, folder / LOG)
+        started = server_for(experiment, folder / LOG)
         if started is not None:
             await borrow(_process(started, "env_server"))
-        envs = environments_for(experiment.env, cast(TaskAdapter, task), watch, started)
-        await borrow(_backend(envs))
+        envs = environments_for(experiment, cast(TaskAdapter, task), watch, started)
+        if isinstance(envs, E2BFactory):
+            await borrow(envs.account(folder.name, resources, partial(_is_over, folder.parent)))
+        else:
+            await borrow(_backend(envs))
         if takes_tools(task):
             task.take_tools(await offered_tools(envs, resources))
             _check_append_only(chat, task)
@@ -128,6 +136,23 @@ def notices() -> list[str]:
     return [] if conflict is None else [conflict]
 
 
+def reading_parts(experiment: Experiment) -> tuple[RendererChat, Task, int]:
+    """What an episode is written and read with: chat, task, size of the vocabulary.
+
+    Raises:
+        MtrlError: one of them is not there, or cannot be used.
+    """
+    server, task = experiment.server, experiment.task
+    # A task's file may import OpenEnv too, whose packages would import their servers.
+    light_packages("openenv", "openenv.core", "openenv.core.env_server")
+    loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
+    check_adapter(loaded)
+    tokenizer = load_tokenizer(server.tokenizer)
+    chat = RendererChat(tokenizer, server.renderer)
+    _check_append_only(chat, loaded)
+    return chat, loaded, len(tokenizer)
+
+
 def running_service(server: ServerConfig) -> TrainingService:
     """The client of a server that runs without us, not connected.
 
@@ -137,6 +162,18 @@ def running_service(server: ServerConfig) -> TrainingService:
     if embedded_for(server) is not None:
         raise MtrlError("server.base_url: missing; the embedded server ended with the run")
     return service_for(server)
+
+
+def dead_sandboxes(env: EnvConfig) -> DeadSandboxes:
+    """What ends the sandboxes of a run that is gone.
+
+    Raises:
+        MtrlError: the configuration has none, or the SDK is not there.
+    """
+    if env.kind is not EnvKind.e2b or not env.e2b.api_key:
+        raise MtrlError("the run's config.yaml does not say how to get at its sandboxes")
+    provider = Provider(env.e2b.api_key, template=env.e2b.template, timeout=env.open_timeout)
+    return DeadSandboxes(provider, settles=env.e2b.settles, seconds=env.close_timeout)
 
 
 def harness_factory(task: Task) -> HarnessFactory | None:
@@ -149,6 +186,14 @@ def _backend(envs: EnvironmentFactory) -> Lender[EnvironmentFactory]:
         return envs
 
     return Lender("backend", make, lambda envs: envs.close())
+
+
+def _is_over(runs: Path, run: str) -> bool:
+    """Whether ``run`` is the id of a run in this folder, and its process is gone."""
+    if run != Path(run).name or not (runs / run / "run.json").is_file():
+        return False
+    record = read_run(runs / run)
+    return not record.alive and record.status not in ("running", "unreadable")
 
 
 Child = TypeVar("Child", EmbeddedServer, ServedEnvironments)
@@ -218,24 +263,17 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
             f"which this server cannot give (its snapshots are {capabilities.snapshots}); write "
             "train.kl=0, or server.snapshots=immutable if it does keep them"
         )
+    if train.max_tokens_per_call and capabilities.loss_reduction is None:
+        raise UsageError(
+            "train.max_tokens_per_call: several calls cannot be weighted on a server whose loss "
+            "reduction is not known; write server.loss_reduction (sum, datum_mean or call_mean), "
+            "or train.max_tokens_per_call=0"
+        )
     if capabilities.context is not None and server.context > capabilities.context:
         raise UsageError(
             f"server.context: {server.context} is more than the server's window of "
             f"{capabilities.context} tokens"
         )
-
-
-def _play_parts(experiment: Experiment) -> tuple[RendererChat, Task, int]:
-    """What episodes are played with, beside the policy and the environments."""
-    server, task = experiment.server, experiment.task
-    # A task's file may import OpenEnv too, whose packages would import their servers.
-    light_packages("openenv", "openenv.core", "openenv.core.env_server")
-    loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
-    check_adapter(loaded)
-    tokenizer = load_tokenizer(server.tokenizer)
-    chat = RendererChat(tokenizer, server.renderer)
-    _check_append_only(chat, loaded)
-    return chat, loaded, len(tokenizer)
 
 
 def _check_append_only(chat: RendererChat, task: Task) -> None:

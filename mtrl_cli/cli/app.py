@@ -223,3 +223,23 @@ def e2b_emulator(
 
     with told_in_one_line(debug=debug):
         run_emulator(port)
+
+
+@app.command()
+def verify(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Its id, a prefix or the tail of it, or last.")
+    ],
+    runs_dir: RunsDir = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Check a run from its files alone.
+
+    Tokens, groups, commits and training calls, against the rules that mtrl keeps. One line for
+    each thing that is wrong, with file and line; exit code 1 if there is any.
+    """
+    from mtrl_cli.cli.verify import verify_run
+
+    with told_in_one_line(debug=debug) as teller:
+        raise typer.Exit(verify_run(run, runs_dir, teller, as_json=as_json))

@@ -53,7 +53,7 @@ def cancel_run(
 def _settle(run: Path) -> "Reaped":
     from mtrl_cli.training.reaping import settle
 
-    return settle(run)
+    return settle(run, lambda text: Screen(sys.stderr).line(harmless(text)))
 
 
 def _code(outcome: Cancelled) -> int:

@@ -4,12 +4,15 @@
 secret is a mask.
 """
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.places import shown
+from mtrl_cli.config.sandboxes import sandbox_need
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind
 
 CLOSING = "Dry run complete. To start it, remove --dry-run from your command."
@@ -51,6 +54,7 @@ def plan(
             "kind": experiment.env.kind.value,
             "source": _source(experiment.env),
         },
+        "sandboxes": _sandboxes(experiment, groups),
         "policy": experiment.policy,
         "evaluation": _evaluation(experiment) if groups is None else None,
         "secrets": [
@@ -59,6 +63,12 @@ def plan(
         ],
         "runs": experiment.run.dir,
     }
+
+
+def _sandboxes(experiment: Experiment, groups: int | None) -> dict[str, Any] | None:
+    if experiment.env.kind is not EnvKind.e2b:
+        return None
+    return asdict(sandbox_need(experiment, groups))
 
 
 def text(facts: Mapping[str, Any]) -> list[str]:
@@ -105,6 +115,8 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "", _assumed(facts["server"])
     environment = facts["environment"]
     yield "environment", f"{environment['kind']}: {environment['source']}"
+    if facts["sandboxes"]:
+        yield "sandboxes", _need(facts["sandboxes"])
     if facts["policy"]:
         yield "policy", facts["policy"]
     if facts["evaluation"]:
@@ -148,6 +160,15 @@ def _games(evaluation: Mapping[str, Any]) -> str:
     during = f", {evaluation['games_during']:,} every {evaluation['every']:,} steps"
     return f"{evaluation['games']:,} games before and after" + (
         during if evaluation["every"] else ""
+    )
+
+
+def _need(need: Mapping[str, Any]) -> str:
+    minutes, seconds = divmod(math.ceil(need["seconds"]), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{need['sandboxes']:,} in all, {need['at_once']:,} at once, {need['per_second']:g} created"
+        f" a second: at least {hours}:{minutes:02}:{seconds:02}"
     )
 
 

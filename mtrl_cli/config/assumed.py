@@ -1,20 +1,23 @@
 """What a training service is taken to do where its protocol has no word for it.
 
-Two properties decide how a run is planned. *Snapshots*: what an old policy URI is sampled with
+Four properties decide how a run is planned. *Snapshots*: what an old policy URI is sampled with
 after the model was trained on. *Dedupes*: whether a training call sent twice is executed once,
 which decides whether a call of unknown outcome may be sent again. *Format*: what bodies with
-arrays are written in; a server of which it is not known tells by refusing the first.
+arrays are written in; a server of which it is not known tells by refusing the first. *Loss
+reduction*: how the server makes one loss of a step's tokens, which the weights that mtrl sends
+make up for.
 
 The embedded server, Twinkle and hosted Tinker are known. For any other server the cautious value
-stands, because a wrong guess would train on tokens of another policy, or step twice.
-``server.snapshots`` and ``server.dedupes`` say better.
+stands, because a wrong guess would train on tokens of another policy, step twice, or weigh calls
+wrongly: a reduction that is not known is None, and a step is then one call.
+``server.snapshots``, ``server.dedupes`` and ``server.loss_reduction`` say better.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from mtrl_cli.config.schema import ServerConfig, ServerKind, Snapshots
+from mtrl_cli.config.schema import LossReduction, ServerConfig, ServerKind, Snapshots
 
 _HOSTED = "thinkingmachines.dev"
 
@@ -25,6 +28,7 @@ class Assumed:
     dedupes: bool
     format: Literal["json", "protobuf"] | None
     """Of bodies that hold arrays; None: it is found out."""
+    loss_reduction: LossReduction | None
 
 
 def assumed(config: ServerConfig) -> Assumed:
@@ -34,18 +38,21 @@ def assumed(config: ServerConfig) -> Assumed:
         snapshots=known.snapshots if config.snapshots is None else config.snapshots,
         dedupes=known.dedupes if config.dedupes is None else config.dedupes,
         format=known.format,
+        loss_reduction=config.loss_reduction or known.loss_reduction,
     )
 
 
 def _known(config: ServerConfig) -> Assumed:
+    total = LossReduction.sum
     if config.kind is ServerKind.local:
-        return Assumed(Snapshots.immutable, dedupes=True, format="json")
+        return Assumed(Snapshots.immutable, dedupes=True, format="json", loss_reduction=total)
     if config.kind is ServerKind.twinkle:
-        return Assumed(Snapshots.newest_only, dedupes=False, format="json")
+        mean = LossReduction.call_mean
+        return Assumed(Snapshots.newest_only, dedupes=False, format="json", loss_reduction=mean)
     if _hosted(config.base_url or ""):
-        return Assumed(Snapshots.immutable, dedupes=False, format="protobuf")
+        return Assumed(Snapshots.immutable, dedupes=False, format="protobuf", loss_reduction=total)
     # SkyRL tx samples an old snapshot with the live weights, and some ignore sequence ids.
-    return Assumed(Snapshots.live, dedupes=False, format=None)
+    return Assumed(Snapshots.live, dedupes=False, format=None, loss_reduction=None)
 
 
 def _hosted(url: str) -> bool:

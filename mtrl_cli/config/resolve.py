@@ -14,6 +14,12 @@ from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import MASK, leaves
 from mtrl_cli.config.validate import validate
 
+_WITHOUT = {
+    "E2B_API_KEY": "; without an account, mtrl dev e2b-emulator serves an emulator and says what to"
+    " export",
+}
+"""What else helps who has no value for a variable."""
+
 _NO_VARIABLE = re.compile(r"Environment variable '([^']+)' not found")
 
 
@@ -81,6 +87,7 @@ def _unresolved(error: OmegaConfBaseException, composed: Composed) -> ConfigErro
         return ConfigError(
             f"environment variable {name} is not set",
             at=f"{key} in {composed.origin(key)}" if key else None,
-            hint=f"export {name}=…, or name another variable: '{key}=${{oc.env:NAME}}'",
+            hint=f"export {name}=…, or name another variable: '{key}=${{oc.env:NAME}}'"
+            + _WITHOUT.get(name, ""),
         )
     return schema_error(error, composed)

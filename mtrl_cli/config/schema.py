@@ -39,6 +39,12 @@ class EnvKind(Enum):
     openenv = "openenv"
     openenv_remote = "openenv_remote"
     openenv_served = "openenv_served"
+    e2b = "e2b"
+
+
+class E2BPlan(Enum):
+    hobby = "hobby"
+    pro = "pro"
 
 
 class RewardForm(Enum):
@@ -58,6 +64,12 @@ class OnTruncated(Enum):
     skip_group = "skip_group"
 
 
+class LossReduction(Enum):
+    sum = "sum"
+    datum_mean = "datum_mean"
+    call_mean = "call_mean"
+
+
 class Loss(Enum):
     importance_sampling = "importance_sampling"
     ppo = "ppo"
@@ -70,6 +82,17 @@ class Advantage(Enum):
     mean = "mean"
     mean_std = "mean_std"
     leave_one_out = "leave_one_out"
+
+
+class Weighting(Enum):
+    token_mean = "token_mean"
+    sequence_mean = "sequence_mean"
+    constant = "constant"
+
+
+class SkipRule(Enum):
+    constant_reward = "constant_reward"
+    model_truncated = "model_truncated"
 
 
 class Schedule(Enum):
@@ -115,6 +138,11 @@ class ServerConfig:
     dedupes: bool | None = None
     """Whether the server executes a training call once that it gets twice. None is what mtrl
     knows of the server; where it is true, a call of unknown outcome is sent again."""
+    loss_reduction: LossReduction | None = None
+    """How the server makes one loss of a step's tokens: their ``sum``; the mean over each datum's
+    tokens and then over the step's datums (``datum_mean``, SkyRL tx); or the sum over each call's
+    tokens and the mean over the step's calls (``call_mean``, Twinkle). None is what mtrl knows of
+    the server."""
     backend: Backend = Backend.transformers
     """Twinkle: the backend of the model app."""
     template: str = "Template"
@@ -125,15 +153,39 @@ class ServerConfig:
 
 
 @dataclass(frozen=True)
+class E2BConfig:
+    """E2B, with ``env.kind: e2b``: one sandbox per trajectory."""
+
+    api_key: str | None = None
+    """Taken from the environment: ``${oc.env:E2B_API_KEY}``."""
+    template: str = "base"
+    """The template that sandboxes are made of; it needs ``python3``, 3.8 or later."""
+    files: list[str] = field(default_factory=list)
+    """Modules and files that the game needs beside its own; they are put into every sandbox."""
+    plan: E2BPlan = E2BPlan.hobby
+    """The account's plan, for the three limits below: 20 at once, 1 a second, 3600 s; or 100,
+    5 a second, 86400 s."""
+    at_once: int | None = None
+    """The most sandboxes at once; None is the plan's."""
+    per_second: float | None = None
+    """Sandboxes created a second; None is the plan's."""
+    longest: float | None = None
+    """Seconds that a sandbox may live; None is the plan's."""
+    settles: float = 75.0
+    """Seconds after which a creation that was not answered can have no further effect."""
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     """The environment backend: where an episode's world runs."""
 
     kind: EnvKind = EnvKind.openenv
     """``openenv``: an OpenEnv Environment class, run in this process. ``openenv_remote``: sessions
-    of an OpenEnv server that runs. ``openenv_served``: of one that is started for the run."""
+    of an OpenEnv server that runs. ``openenv_served``: of one that is started for the run.
+    ``e2b``: a plain class, run in a sandbox at E2B."""
     entrypoint: str | None = None
-    """The OpenEnv Environment class of ``openenv`` and ``openenv_served``, as ``module:Class`` or
-    ``path.py:Class``."""
+    """The OpenEnv Environment class of ``openenv`` and ``openenv_served``, or the ``e2b`` game's
+    class, as ``module:Class`` or ``path.py:Class``."""
     app: str | None = None
     """For ``openenv_served``, in place of ``entrypoint``: the application, as ``module:app``."""
     base_url: str | None = None
@@ -161,6 +213,7 @@ class EnvConfig:
     """Seconds for one tool call."""
     close_timeout: float = 10.0
     """Seconds to give one instance back."""
+    e2b: E2BConfig = field(default_factory=E2BConfig)
 
 
 @dataclass(frozen=True)
@@ -200,7 +253,7 @@ class GroupConfig:
     """With ``on_failure: shrink``, the least members that a group may have."""
     on_truncated: OnTruncated = OnTruncated.penalize
     """What a token budget does that ran out: the unfinished reward, the member out of the loss, or
-    the whole group out."""
+    the whole group out (another way to write ``train.skip: [model_truncated]``)."""
 
 
 @dataclass(frozen=True)
@@ -226,10 +279,22 @@ class TrainConfig:
     loss: Loss = Loss.importance_sampling
     """The policy-gradient loss, computed by the server; ``gspo`` and ``sapo`` by Twinkle only."""
     loss_config: dict[str, float] = field(default_factory=dict)
-    """Parameters of the loss, such as ``clip_low_threshold``; sent to the server as they are."""
+    """Parameters of the loss. ``ppo``, ``cispo`` and ``gspo``: ``clip_low_threshold`` (0.8) and
+    ``clip_high_threshold`` (1.2), bounds of the importance ratio itself; ``sapo``: ``tau_pos`` and
+    ``tau_neg`` (1.0); ``importance_sampling``: none. Twinkle's ``cispo`` has no lower bound."""
     advantage: Advantage = Advantage.mean_std
     """Reward less the group's mean; the same over the standard deviation; reward less the mean of
     the others."""
+    weighting: Weighting = Weighting.token_mean
+    """The step's mean: over all sampled tokens; over each trajectory's tokens and then over
+    trajectories; or the trajectories' sums over ``budget.trajectory_tokens``, then over
+    trajectories."""
+    skip: list[SkipRule] = field(default_factory=list)
+    """Groups that are left out altogether: those whose rewards are equal (without the rule they
+    keep their KL term), those with a member that a token budget ended."""
+    max_tokens_per_call: int | None = None
+    """Most tokens of one forward/backward call; a step's datums are cut into as many calls as it
+    takes. None or 0 sends one call."""
     learning_rate: float = 1e-3
     """Adam's learning rate, at its highest."""
     schedule: Schedule = Schedule.constant
@@ -259,6 +324,29 @@ class TrainConfig:
     turn, 1 or more samples the next groups while a step trains."""
     checkpoint_every: int = 25
     """Steps between saved training states; 0 saves none."""
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """The sampler's logprobs against the trainer's, of the same tokens; see docs/audit.md.
+
+    A threshold of 0 is off; None is what fits the server: tight for the embedded one, which
+    computes both sides in float32, and room for rounding on others.
+    """
+
+    every: int = 1
+    """Steps from one audit to the next; the first step of a run or resume is always audited, 0
+    audits nothing else."""
+    warn_max: float | None = None
+    """Largest difference of one token that is not warned of."""
+    warn_mean: float | None = None
+    """Mean absolute difference that is not warned of."""
+    stop_max: float | None = None
+    """Largest difference of one token that does not stop the run."""
+    stop_mean: float | None = None
+    """Mean absolute difference that does not stop the run."""
+    limit: float | None = None
+    """The difference above which a token is counted in ``audit/above``."""
 
 
 @dataclass(frozen=True)
@@ -307,5 +395,6 @@ class Experiment:
     group: GroupConfig = field(default_factory=GroupConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mtrl_cli.config.losses import loss_problems
+from mtrl_cli.config.sandboxes import sandbox_limits
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind, Snapshots
 
 FILTERED_LOGPROBS: frozenset[ServerKind] = frozenset()
@@ -56,6 +58,10 @@ BOUNDS: dict[str, Bound] = {
     "env.reset_timeout": _above(0),
     "env.step_timeout": _above(0),
     "env.close_timeout": _above(0),
+    "env.e2b.at_once": _at_least(1),
+    "env.e2b.per_second": _above(0),
+    "env.e2b.longest": _above(0),
+    "env.e2b.settles": _at_least(0),
     "task.unfinished_reward": _ANY,
     "group.size": _between(1, 100_000),
     "group.per_step": _between(1, 100_000),
@@ -69,6 +75,7 @@ BOUNDS: dict[str, Bound] = {
     "budget.max_turns": _at_least(1),
     "budget.deadline": _above(0),
     "train.steps": _at_least(1),
+    "train.max_tokens_per_call": _at_least(0),
     "train.learning_rate": _at_least(0),
     "train.warmup_steps": _at_least(0),
     "train.beta1": _DECAY,
@@ -82,6 +89,12 @@ BOUNDS: dict[str, Bound] = {
     "train.lora_alpha": _above(0),
     "train.max_policy_lag": _at_least(0),
     "train.checkpoint_every": _at_least(0),
+    "audit.every": _at_least(0),
+    "audit.warn_max": _at_least(0),
+    "audit.warn_mean": _at_least(0),
+    "audit.stop_max": _at_least(0),
+    "audit.stop_mean": _at_least(0),
+    "audit.limit": _above(0),
     "eval.games": _between(0, 1_000_000),
     "eval.every": _at_least(0),
     "eval.games_during": _between(1, 1_000_000),
@@ -110,9 +123,15 @@ def _ranges(experiment: Experiment) -> Iterator[str]:
         value = _get(experiment, key)
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             yield _problem(key, value, bound.allowed)
-    for name, value in experiment.train.loss_config.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            yield _problem(f"train.loss_config.{name}", value, _ANY.allowed)
+    wrong = [
+        _problem(f"train.loss_config.{name}", value, _ANY.allowed)
+        for name, value in experiment.train.loss_config.items()
+        if not isinstance(value, int | float) or not math.isfinite(value)
+    ]
+    yield from wrong or (
+        _problem(f"train.loss_config.{name}", value, allowed)
+        for name, value, allowed in loss_problems(experiment.train, experiment.server.kind)
+    )
 
 
 def _texts(experiment: Experiment) -> Iterator[str]:
@@ -158,15 +177,37 @@ def _across(experiment: Experiment) -> Iterator[str]:
             budget.turn_tokens,
             f"at most budget.trajectory_tokens ({budget.trajectory_tokens})",
         )
+    bound = experiment.train.max_tokens_per_call
+    if bound and bound < budget.trajectory_tokens:
+        yield _problem(
+            "train.max_tokens_per_call",
+            bound,
+            f"0 (one call), or at least budget.trajectory_tokens ({budget.trajectory_tokens}): "
+            "a trajectory is not cut",
+        )
+    if experiment.env.kind is EnvKind.e2b:
+        yield from _for_e2b(experiment)
     # A floor above a size of 1 is harmless where nothing is trained: the size rules.
     if group.floor > max(group.size, 2):
         yield _problem("group.floor", group.floor, f"at most group.size ({group.size})")
 
 
+def _for_e2b(experiment: Experiment) -> Iterator[str]:
+    e2b, longest = experiment.env.e2b, sandbox_limits(experiment.env.e2b).longest
+    if not e2b.api_key:
+        yield _problem("env.e2b.api_key", e2b.api_key, "the key of an E2B account")
+    if experiment.budget.deadline > longest:
+        yield _problem(
+            "budget.deadline",
+            experiment.budget.deadline,
+            f"at most the life of a sandbox, env.e2b.longest ({longest:g})",
+        )
+
+
 def _environment(env: EnvConfig) -> Iterator[str]:
     """What each kind of environment needs."""
-    if env.kind is EnvKind.openenv and env.entrypoint is None:
-        yield _problem("env.entrypoint", None, "module:Class, with env.kind openenv")
+    if env.kind in (EnvKind.openenv, EnvKind.e2b) and env.entrypoint is None:
+        yield _problem("env.entrypoint", None, f"module:Class, with env.kind {env.kind.value}")
     if env.kind is EnvKind.openenv_served and env.app is None and env.entrypoint is None:
         yield _problem(
             "env.app", None, "module:app, or env.entrypoint, with env.kind openenv_served"
@@ -203,6 +244,8 @@ def _get(experiment: Experiment, key: str) -> Any:
 
 
 def _problem(key: str, value: Any, allowed: str) -> str:
-    shown = f"{value:g}" if isinstance(value, int | float) else repr(value)
-    shown = "null" if value is None else shown
+    number = isinstance(value, int | float)
+    shown = "null" if value is None else f"{value:g}" if number else repr(value)
+    if number and not math.isfinite(value):
+        shown += ", which is not a number" if math.isnan(value) else ", which is not finite"
     return f"{key} is {shown}; allowed: {allowed}"

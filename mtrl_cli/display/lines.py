@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from mtrl_cli.display.state import RunState, Stopping
-from mtrl_cli.display.text import clock, compact, harmless, policy_name, reward
+from mtrl_cli.display.text import clock, compact, figure, gap, harmless, policy_name, reward
 from mtrl_cli.training.events import Evaluated
 
 Redact = Callable[[str], str]
@@ -29,10 +29,14 @@ def _step_parts(state: RunState, now: float) -> Iterator[str]:
     yield f"reward {reward(metrics.get('reward'))}"
     yield _trained(metrics)
     yield f"failed {failed}" if failed else ""
-    yield from (_figure(name, metrics[name]) for name in ("kl",) if name in metrics)
+    yield from (f"{name} {figure(metrics[name])}" for name in ("kl",) if name in metrics)
+    if "parity_max" in metrics:
+        yield f"parity {gap(metrics['parity_max'])}"
     yield f"gen {compact(_generated(state, now))} tok/s"
     yield f"tokens {compact(state.tokens)}"
-    yield from (_figure(name, metrics[name]) for name in ("entropy", "loss") if name in metrics)
+    yield from (
+        f"{name} {figure(metrics[name])}" for name in ("entropy", "loss") if name in metrics
+    )
     yield harmless(policy_name(state.policy or "-"), 24)
     if (eta := state.eta()) is not None:
         yield f"eta {clock(eta)}"
@@ -40,7 +44,7 @@ def _step_parts(state: RunState, now: float) -> Iterator[str]:
 
 def evaluated_line(result: Evaluated) -> str:
     return (
-        f"evaluation {harmless(result.label)}: {result.mean:.3f} ± {result.se:.3f}"
+        f"evaluation {harmless(result.label)}: {reward(result.mean)} ± {result.se:.3f}"
         f" over {result.games:,} games, invalid tool calls {result.invalid_call_share:.1%}"
     )
 
@@ -50,7 +54,7 @@ def progress_line(state: RunState) -> str:
     evaluation = state.evaluation
     assert evaluation is not None
     games = f"/{evaluation.games:,}" if evaluation.games else ""
-    so_far = f", {evaluation.mean:.3f} so far" if evaluation.mean is not None else ""
+    so_far = f", {reward(evaluation.mean)} so far" if evaluation.mean is not None else ""
     return f"evaluation {harmless(evaluation.label)}: {evaluation.done:,}{games} games{so_far}"
 
 
@@ -104,7 +108,3 @@ def _trained(metrics: Mapping[str, float]) -> str:
 def reasons(counts: Mapping[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{harmless(reason)} {count:,}" for reason, count in ordered)
-
-
-def _figure(name: str, value: float) -> str:
-    return f"{name} {value:.4f}" if abs(value) < 0.01 else f"{name} {value:.3f}"

@@ -12,7 +12,16 @@ from rich.text import Text
 
 from mtrl_cli.display import lines
 from mtrl_cli.display.state import GroupView, RunState
-from mtrl_cli.display.text import clock, compact, harmless, policy_name, reward, short_age
+from mtrl_cli.display.text import (
+    clock,
+    compact,
+    figure,
+    gap,
+    harmless,
+    policy_name,
+    reward,
+    short_age,
+)
 
 HEAD_LINES = 8
 """Lines of a screen that are not rows of the table: the head, a blank, the table's head, the
@@ -122,14 +131,17 @@ def _reward_parts(state: RunState, glyphs: Glyphs) -> Iterable[str]:
     if not rewards:
         yield from (lines.evaluated_line(result) for result in state.evaluations[-1:])
         return
-    yield f"reward {rewards[-1]:.3f} {sparkline(rewards[-24:], glyphs.trend)}"
+    yield f"reward {reward(rewards[-1])} {sparkline(rewards[-24:], glyphs.trend)}"
     if (change := state.trend()) is not None:
-        yield f"10-step {change:+.3f}"
-    yield from (f"{name} {state.metrics[name]:.3f}" for name in ("kl",) if name in state.metrics)
-    if "invalid_calls" in state.metrics:
-        yield f"invalid {state.metrics['invalid_calls']:.1%}"
+        yield f"10-step {change:+z.3f}"
+    metrics = state.metrics
+    yield from (f"{name} {figure(metrics[name])}" for name in ("kl",) if name in metrics)
+    if "parity_max" in metrics:
+        yield f"parity {gap(metrics['parity_max'])}"
+    if "invalid_calls" in metrics:
+        yield f"invalid {metrics['invalid_calls']:.1%}"
     yield from (
-        f"{name} {state.metrics[name]:.3f}" for name in ("entropy", "loss") if name in state.metrics
+        f"{name} {figure(metrics[name])}" for name in ("entropy", "loss") if name in metrics
     )
 
 

@@ -134,6 +134,8 @@ class RunState:
         self.policy: str | None = None
         self.rewards: list[float] = []
         self.metrics: Mapping[str, float] = {}
+        self.audits: list[tuple[float, float]] = []
+        """Largest and mean difference of each audited step."""
         self.step_seconds = 0.0
         self.tokens = 0
         self.episodes = 0
@@ -313,6 +315,8 @@ class RunState:
         self._step_ends.append(now)
         if (value := event.metrics.get("reward")) is not None:
             self.rewards.append(value)
+        if (most := event.metrics.get("parity_max")) is not None:
+            self.audits.append((most, event.metrics.get("parity_mean", most)))
         self.groups.clear()
 
     def _evaluation_progress(self, event: EvaluationProgress, now: float) -> None:

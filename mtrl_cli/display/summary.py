@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from mtrl_cli.display.lines import reasons
 from mtrl_cli.display.state import GroupView, RunState
-from mtrl_cli.display.text import clock, compact, harmless, reward
+from mtrl_cli.display.text import clock, compact, gap, harmless, reward
 from mtrl_cli.training.events import Evaluated, RunFinished
 
 
@@ -62,6 +62,8 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
     if finished.skipped:
         total = sum(finished.skipped.values())
         yield "skipped", f"{total:,} groups: {reasons(finished.skipped)}"
+    if state.audits:
+        yield "audit", _audits(state.audits)
     if finished.folder:
         yield "run", harmless(finished.folder)
     if finished.policy:
@@ -76,6 +78,13 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
             yield "", harmless(name)
 
 
+def _audits(audits: list[tuple[float, float]]) -> str:
+    most = max(value for value, _ in audits)
+    mean = sum(value for _, value in audits) / len(audits)
+    steps = "1 step" if len(audits) == 1 else f"{len(audits):,} steps"
+    return f"sampler and trainer differ by {gap(most)} at most, {gap(mean)} in the mean of {steps}"
+
+
 def _reward(
     state: RunState, before: Evaluated | None, after: Evaluated | None
 ) -> Iterator[tuple[str, str]]:
@@ -83,11 +92,11 @@ def _reward(
     if before is None and after is None:
         return
     told = [
-        f"{label} {result.mean:.3f} ± {result.se:.3f}"
+        f"{label} {reward(result.mean)} ± {result.se:.3f}"
         for label, result in (("before", before), ("after", after))
         if result is not None
     ]
-    gain = f"  ({after.mean - before.mean:+.3f})" if before and after else ""
+    gain = f"  ({after.mean - before.mean:+z.3f})" if before and after else ""
     games = (after or before or state.evaluations[0]).games
     yield "reward", f"{' → '.join(told)}{gain}  ± standard error, {games:,} games each"
     if state.run is not None and state.run.references:

@@ -51,7 +51,17 @@ def short_age(seconds: float) -> str:
 
 
 def reward(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    return "-" if value is None else f"{value:z.{digits}f}"
+
+
+def figure(value: float) -> str:
+    """A number near 1 in few characters, and never a zero with a sign."""
+    return f"{value:z.4f}" if abs(value) < 0.01 else f"{value:.3f}"
+
+
+def gap(value: float) -> str:
+    """A difference that may be of any size: 3.1e-06, 0.021."""
+    return f"{value:.2g}"
 
 
 def policy_name(uri: str) -> str:

@@ -22,7 +22,8 @@ from urllib.parse import unquote
 
 from aiohttp import hdrs, web
 
-from mtrl_cli.local import codec
+from mtrl_cli.local import codec, packed
+from mtrl_cli.local.answers import Answer
 from mtrl_cli.local.checkpoints import CheckpointRoutes
 from mtrl_cli.local.errors import RefusedError
 from mtrl_cli.local.service import Service
@@ -32,15 +33,16 @@ PREFIX = "/api/v1/"
 MAX_BODY = 64 * 2**20
 KEEP_ALIVE = 3600.0  # closing an idle connection can lose the request that is on its way
 Body = dict[str, Any]
-Reply = dict[str, Any] | bytes
-Answer = Reply | Coroutine[None, None, Reply]
-Post = Callable[[Body, bytes], Answer]
-Get = Callable[..., Answer]
+Reply = dict[str, Any] | bytes | Answer
+Eventual = Reply | Coroutine[None, None, Reply]
+Post = Callable[[Body, bytes], Eventual]
+Get = Callable[..., Eventual]
 
 _HEADERS: dict[str, str] = {hdrs.CONTENT_TYPE: codec.CONTENT_TYPE}
 _BUSY = {**_HEADERS, hdrs.RETRY_AFTER: "1"}
 _WAITED = {**_HEADERS, "Preference-Applied": "wait"}
 _ASAMPLE = PREFIX + "asample"
+_PASS = PREFIX + "forward_backward"
 _WAIT = re.compile(r"""(?:^|,)\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=[,;]|$)""", re.IGNORECASE)
 _TOO_LARGE = f"body: larger than {MAX_BODY} bytes; send fewer data in one request"
 
@@ -86,6 +88,8 @@ class App:
             if request.method == "POST":
                 handler = self._post(target)
                 raw = await _body(request)
+                if target == _PASS and _is_packed(request):
+                    return _respond(self._train_packed(raw), request)
                 if target == _ASAMPLE and (seconds := _preferred_wait(request)) > 0:
                     return await self._sample_and_wait(codec.parse(raw), seconds)
                 reply = handler(codec.parse(raw), raw)
@@ -93,10 +97,9 @@ class App:
                 return file
             else:
                 reply = self._get(request.method, target)
-            if not isinstance(reply, bytes | dict):
+            if not isinstance(reply, bytes | dict | Answer):
                 reply = await reply
-            body = reply if isinstance(reply, bytes) else codec.plain(reply)
-            return web.Response(body=body, headers=_HEADERS)
+            return _respond(reply, request)
         except ConnectionError:  # the client has gone in the middle of its request
             raise
         except Exception as error:
@@ -119,7 +122,7 @@ class App:
             handler = partial(self._finish_session, match[1])
         return handler
 
-    def _get(self, method: str, target: str) -> Answer:
+    def _get(self, method: str, target: str) -> Eventual:
         path, _, query = target.partition("?")
         for pattern, handler in self._gets:
             match = pattern.fullmatch(f"{method} {path}")
@@ -145,6 +148,8 @@ class App:
             "create_sampling_session": self._sampling_session,
             "weights_info": self._checkpoints.weights_info,
             "client/config": self._client_config,
+            "client/dynamic_config": self._dynamic_config,
+            "cancel_future": self._cancel,
             "telemetry": self._telemetry,
         }
 
@@ -161,7 +166,7 @@ class App:
 
     # --- promises
 
-    def _retrieve(self, body: Body, raw: bytes) -> Answer:
+    def _retrieve(self, body: Body, raw: bytes) -> Eventual:
         request_id = text(body, "request_id")
         answer = self._service.promises.peek(request_id)
         return self._wait(request_id) if answer is None else answer
@@ -173,26 +178,32 @@ class App:
             return {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         return answer
 
-    def _sample(self, body: Body, raw: bytes) -> Answer:
-        request_id = self._service.sampling.submit(codec.sample(body))
-        return _promise(request_id) if isinstance(request_id, str) else _promised(request_id)
+    def _sample(self, body: Body, raw: bytes) -> Eventual:
+        call = codec.sample(body)
+        request_id = self._service.sampling.submit(call)
+        if isinstance(request_id, str):
+            return _promise(request_id, call.num_samples)
+        return _promised(request_id, call.num_samples)
 
     async def _sample_and_wait(self, body: Body, seconds: float) -> web.Response:
         """One reply in place of two: the result with its request id, if it comes in time."""
-        service = self._service
-        request_id = service.sampling.submit(codec.sample(body))
+        service, call = self._service, codec.sample(body)
+        request_id = service.sampling.submit(call)
         if not isinstance(request_id, str):
             request_id = await request_id
         patience = min(seconds, service.settings.patience)
         answer = await service.promises.retrieve(request_id, patience)
         if answer is None:
-            return web.Response(body=_promise(request_id), headers=_HEADERS)
-        merged = b'{"request_id":"%b",%b' % (request_id.encode(), answer[1:])
+            return web.Response(body=_promise(request_id, call.num_samples), headers=_HEADERS)
+        merged = b'{"request_id":"%b",%b' % (request_id.encode(), answer.body(False)[0][1:])
         return web.Response(body=merged, headers=_WAITED)
 
     def _train(self, backward: bool, body: Body, raw: bytes) -> Reply:
         digest = _digest("forward_backward" if backward else "forward", raw)
         return _promise(self._service.train(codec.train(body, backward), digest))
+
+    def _train_packed(self, raw: bytes) -> Reply:
+        return _promise(self._service.train(packed.train(raw), _digest("packed", raw)))
 
     def _optim(self, body: Body, raw: bytes) -> Reply:
         call = codec.optim_step(body)
@@ -203,8 +214,10 @@ class App:
         return _promise(await self._service.save(codec.save(body, sampler), digest))
 
     async def _load(self, body: Body, raw: bytes) -> Reply:
-        call = codec.load_weights(body)
-        return _promise(await self._service.load(call, _digest("load_weights", raw)))
+        call, digest = codec.load_weights(body), _digest("load_weights", raw)
+        if call.model_id is None:
+            return await self._service.create_by_load(call, digest)
+        return _promise(await self._service.load(call, digest))
 
     def _create_model(self, body: Body, raw: bytes) -> Reply:
         return self._service.create_model(codec.create_model(body), _digest("create_model", raw))
@@ -263,6 +276,15 @@ class App:
     def _client_config(self, body: Body, raw: bytes) -> Reply:
         return {"pjwt_auth_enabled": False}
 
+    def _dynamic_config(self, body: Body, raw: bytes) -> Reply:
+        return {"sample_cancel_enabled": True}
+
+    def _cancel(self, body: Body, raw: bytes) -> Reply:
+        request_id = text(body, "request_id")
+        self._service.promises.peek(request_id)  # an unknown id is refused
+        stopped = self._service.sampling.cancel(request_id)
+        return {"request_id": request_id, "cancelled": stopped}
+
     def _telemetry(self, body: Body, raw: bytes) -> Reply:
         return {"status": "accepted"}
 
@@ -304,7 +326,9 @@ class App:
 
 async def _body(request: web.BaseRequest) -> bytes:
     headers = request.headers
-    if not headers.get(hdrs.CONTENT_TYPE, "").startswith(codec.CONTENT_TYPE):
+    if not headers.get(hdrs.CONTENT_TYPE, "").startswith(codec.CONTENT_TYPE) and not (
+        request.raw_path == _PASS and _is_packed(request)
+    ):
         raise RefusedError(415, f"Content-Type: expected {codec.CONTENT_TYPE}")
     if (request.content_length or 0) > MAX_BODY:
         raise RefusedError(413, _TOO_LARGE)
@@ -316,6 +340,18 @@ async def _body(request: web.BaseRequest) -> bytes:
         raise RefusedError(413, _TOO_LARGE) from None
     except web.RequestPayloadError as error:
         raise RefusedError(400, f"body: cannot be read ({error!s:.200})") from None
+
+
+def _is_packed(request: web.BaseRequest) -> bool:
+    return request.headers.get(hdrs.CONTENT_TYPE, "").startswith(packed.CONTENT_TYPE)
+
+
+def _respond(reply: Reply, request: web.BaseRequest) -> web.Response:
+    if isinstance(reply, Answer):
+        body, kind = reply.body(packed.CONTENT_TYPE in request.headers.get(hdrs.ACCEPT, ""))
+        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: kind})
+    body = reply if isinstance(reply, bytes) else codec.plain(reply)
+    return web.Response(body=body, headers=_HEADERS)
 
 
 def _preferred_wait(request: web.BaseRequest) -> float:
@@ -334,12 +370,17 @@ def _unhappy(error: Exception) -> web.Response:
     return web.Response(status=status, body=codec.plain({"detail": reason}), headers=headers)
 
 
-async def _promised(request_id: Coroutine[None, None, str]) -> Reply:
-    return _promise(await request_id)
+async def _promised(request_id: Coroutine[None, None, str], samples: int) -> Reply:
+    return _promise(await request_id, samples)
 
 
-def _promise(request_id: str) -> bytes:
-    return f'{{"request_id":"{request_id}","future_id":"{request_id}","status":"pending"}}'.encode()
+def _promise(request_id: str, samples: int = 0) -> bytes:
+    """``samples``: of how many sequences the result will be; each has an id of its own."""
+    ids = ",".join([f'"{request_id}/{index}"' for index in range(samples)])
+    sequences = f',"sample_sequence_ids":[{ids}]' if samples else ""
+    return (
+        f'{{"request_id":"{request_id}","future_id":"{request_id}","status":"pending"{sequences}}}'
+    ).encode()
 
 
 def _digest(call: str, raw: bytes) -> bytes:

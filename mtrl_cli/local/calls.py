@@ -49,6 +49,7 @@ class TrainCall:
     loss: str
     config: Mapping[str, float]
     backward: bool
+    packed: bool = False  # it came as protobuf
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,15 @@ class SaveCall:
 
 @dataclass(frozen=True)
 class LoadCall:
-    model_id: str
+    """load_weights; with a session in place of a model it creates the model that it loads into."""
+
+    model_id: str | None
     seq_id: int | None
     path: str
     optimizer: bool
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    user_metadata: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

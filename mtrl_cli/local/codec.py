@@ -1,4 +1,4 @@
-"""JSON bodies to calls, results to JSON bodies. A protobuf sibling offers the same two halves.
+"""JSON bodies to calls, results to JSON bodies; `packed` is its protobuf sibling.
 
 Decoding refuses what it does not understand and NaN or Infinity anywhere. Encoding writes floats
 of arrays with nine significant digits, which is exactly what float32 needs to survive the trip; a
@@ -180,11 +180,16 @@ def save(body: Mapping[str, Any], sampler: bool) -> calls.SaveCall:
 
 
 def load_weights(body: Mapping[str, Any]) -> calls.LoadCall:
+    creates = body.get("model_id") is None and body.get("session_id") is not None
+    metadata = body.get("user_metadata")
     return calls.LoadCall(
-        model_id=validate.text(body, "model_id"),
+        model_id=None if creates else validate.text(body, "model_id"),
         seq_id=_seq(body),
         path=validate.text(body, "path"),
         optimizer=validate.flag(body, "optimizer", False),
+        session_id=validate.text(body, "session_id") if creates else None,
+        model_seq_id=validate.integer(body, "model_seq_id", 0, 10**9) if creates else None,
+        user_metadata=None if metadata is None else validate.mapping(body, "user_metadata"),
     )
 
 

@@ -20,7 +20,8 @@ import numpy as np
 from mtrl_cli.local import calls
 from mtrl_cli.local.engine import AdamParams, Datum, Lora, Shape, TrainableModel, Weights
 from mtrl_cli.local.errors import RefusedError, WorkError
-from mtrl_cli.local.store import ExistsError, Kind, MissingError, Ref, Store
+from mtrl_cli.local.store import ExistsError, Kind, MissingError, Ref, Store, parse_uri
+from mtrl_cli.local.validate import refuse
 
 _T = TypeVar("_T")
 
@@ -246,6 +247,14 @@ def load(model: Model, ref: Ref, store: Store, optimizer: bool) -> dict[str, Any
     _guarded(model, "load_weights", lambda t: t.load_state(arrays, optimizer))
     assert trainable is model.trainable
     return {"path": ref.uri, "type": "load_weights"}
+
+
+def state_ref(path: str) -> Ref:
+    """The training state that a path names; what may be loaded is nothing else."""
+    ref = parse_uri(path)
+    if ref.kind != "weights":
+        refuse("path", f"{ref.uri} is a sampler snapshot; load what save_weights returned")
+    return ref
 
 
 def check_fits(model: Model, meta: Mapping[str, Any], optimizer: bool) -> None:

@@ -15,17 +15,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mtrl_cli.local.answers import Answer
 from mtrl_cli.local.errors import Failure, RefusedError
-
-Encode = Callable[[object], bytes]
 
 
 @dataclass(eq=False, slots=True)
 class Promise:
     request_id: str
     owner: str  # the session that ends with it, or ""
-    answer: bytes | None = None
+    answer: Answer | None = None
     failed: bool = False
+    size: int = 0  # as counted when it was finished
     finished_at: float = 0.0
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -33,12 +33,10 @@ class Promise:
 class Promises:
     def __init__(
         self,
-        encode: Encode,
         max_age: float = 3600.0,
         max_bytes: int = 256 * 2**20,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._encode = encode
         self._max_age = max_age
         self._max_bytes = max_bytes
         self._now = now
@@ -58,15 +56,16 @@ class Promises:
     def resolve(self, promise: Promise, result: object) -> None:
         """Keep the answer and wake who waits for it. The first answer stands.
 
-        `result` is a domain value, or bytes that a worker thread has encoded already.
+        `result` is a domain value, or the `Answer` that a worker thread has encoded already.
         """
         if self._pending.pop(promise.request_id, None) is None:
             return
-        promise.answer = result if isinstance(result, bytes) else self._encode(result)
-        promise.failed = isinstance(result, Failure)
+        promise.answer = result if isinstance(result, Answer) else Answer.of(result)
+        promise.failed = isinstance(promise.answer.result, Failure)
         promise.finished_at = self._now()
         self._finished[promise.request_id] = promise
-        self._bytes += len(promise.answer)
+        promise.size = promise.answer.size
+        self._bytes += promise.size
         for waiter in promise.waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -74,11 +73,11 @@ class Promises:
         if self._bytes > self._max_bytes:
             self._drop_old()
 
-    def peek(self, request_id: str) -> bytes | None:
+    def peek(self, request_id: str) -> Answer | None:
         """The answer if it is there; an unknown id is refused."""
         return self._find(request_id).answer
 
-    async def retrieve(self, request_id: str, patience: float) -> bytes | None:
+    async def retrieve(self, request_id: str, patience: float) -> Answer | None:
         """The answer, waiting at most `patience` seconds for it; None means not yet."""
         promise = self._find(request_id)
         if promise.answer is None and not self._closed:
@@ -119,7 +118,7 @@ class Promises:
             if len(self._finished) == 1 and oldest.finished_at >= horizon:
                 return  # a single large answer must be readable at least
             del self._finished[oldest.request_id]
-            self._bytes -= len(oldest.answer or b"")
+            self._bytes -= oldest.size
 
     def close(self) -> None:
         """Answer every long poll with 'not yet', so that connections can end."""

@@ -184,6 +184,19 @@ class Sampling:
             for index in range(call.num_samples)
         ]
 
+    def cancel(self, request_id: str) -> bool:
+        """Stop a request that nobody waits for any more; False when there is nothing to stop.
+
+        Its promise ends with an error that says so.
+        """
+        promise = next((p for p in self._works if p.request_id == request_id), None)
+        if promise is None:
+            return False
+        self._thread.cancel(self._works.pop(promise))
+        self.cancelled += 1
+        self._promises.resolve(promise, Failure("cancelled; nobody waits for it", "user"))
+        return True
+
     # --- the end of a session
 
     def release(self, session: Session, reason: str) -> None:

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
+from mtrl_cli.local.answers import Answer
 from mtrl_cli.local.calls import SampledSequence, SampleResult
 from mtrl_cli.local.engine import Completion, Sampler, SampleSpec, Shape
 from mtrl_cli.local.errors import Failure, WorkError
 from mtrl_cli.local.snapshots import Snapshot, Snapshots
 
 Deliver = Callable[[object], None]  # called on the event loop with the result
-Encode = Callable[[object], bytes]
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -102,13 +102,10 @@ class SampleWork:
 
 
 class SamplingThread:
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, shape: Shape, max_rows: int, encode: Encode
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, shape: Shape, max_rows: int) -> None:
         self._hand = _Hand(loop)
         self._sampler = Sampler(shape, max_rows=max_rows)
         self._max_rows = max_rows
-        self._encode = encode
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -229,7 +226,7 @@ class SamplingThread:
             prompt_logprobs=completions[0].prompt_logprobs,
             weights=work.snapshot.uri,
         )
-        return self._encode(result)
+        return Answer.of(result)
 
     def _forget_idle(self) -> None:
         """Tell the sampler to drop what it holds for weights that nothing in flight uses."""

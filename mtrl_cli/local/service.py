@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.local import calls, codec, models, validate
+from mtrl_cli.local import calls, models, validate
+from mtrl_cli.local.answers import Answer
 from mtrl_cli.local.engine import Shape, Weights
 from mtrl_cli.local.errors import Failure, RefusedError
 from mtrl_cli.local.models import Model
@@ -22,7 +23,7 @@ from mtrl_cli.local.sampling import Sampling
 from mtrl_cli.local.scheduler import SamplingThread, TrainingThread
 from mtrl_cli.local.sessions import Graveyard, Session, Sessions
 from mtrl_cli.local.snapshots import Snapshot, Snapshots
-from mtrl_cli.local.store import MissingError, Ref, Store, check_name, new_model_id, parse_uri
+from mtrl_cli.local.store import MissingError, Ref, Store, check_name, new_model_id
 from mtrl_cli.local.validate import refuse
 
 MAX_SEEN = 20_000
@@ -48,9 +49,9 @@ class Service:
         self.base = base
         self.store = Store(settings.store)
         self.sessions = Sessions(settings.session_ttl)
-        self.promises = Promises(codec.encode, max_age=settings.keep_answers)
+        self.promises = Promises(max_age=settings.keep_answers)
         self._training = TrainingThread(loop)
-        self._sampling = SamplingThread(loop, shape, settings.max_rows, codec.encode)
+        self._sampling = SamplingThread(loop, shape, settings.max_rows)
         self._snapshots = Snapshots(self.store, base, self._sampling.forget)
         self._sampling.start(self._snapshots)
         self.sampling = Sampling(
@@ -102,9 +103,9 @@ class Service:
         if replay is not None:
             return replay
         self.sampling.check_base(call.base_model)
-        model = Model(new_model_id(), session.id, call.base_model, call.lora)
-        self._models[model.id] = model
-        session.models.add(model.id)
+        model = self._add_model(
+            session, Model(new_model_id(), session.id, call.base_model, call.lora)
+        )
         promise = self._train(
             session.id,
             lambda: models.create(model, self.shape, self.base, self.store, call.user_metadata),
@@ -116,6 +117,43 @@ class Service:
             "base_model": call.base_model,
             "lora_config": models.lora_record(call.lora),
         }
+        return session.remember("model_seq_id", call.model_seq_id, digest, reply)
+
+    def _add_model(self, session: Session, model: Model) -> Model:
+        self._models[model.id] = model
+        session.models.add(model.id)
+        return model
+
+    async def create_by_load(self, call: calls.LoadCall, digest: bytes) -> dict[str, Any]:
+        """Create the model that a training state fits, with the state in it, in one call.
+
+        Its id is the one that such a client works out by itself.
+        """
+        ref = models.state_ref(call.path)
+        self.sessions.touch(call.session_id or "")
+        meta = await self.checkpoint_meta(ref)
+        session = self.sessions.touch(call.session_id or "")
+        replay = session.replay("model_seq_id", call.model_seq_id, digest)
+        if replay is not None:
+            return replay
+        base_model = str(meta.get("base_model"))
+        self.sampling.check_base(base_model, "path")
+        lora = meta.get("lora")
+        model = Model(
+            f"{session.id}:train:{call.model_seq_id}",
+            session.id,
+            base_model,
+            None if lora is None else calls.LoraCall(seed=None, **lora),
+        )
+        models.check_fits(model, meta, call.optimizer)
+        self._add_model(session, model)
+
+        def work() -> dict[str, Any]:
+            models.create(model, self.shape, self.base, self.store, call.user_metadata)
+            loaded = models.load(model, ref, self.store, call.optimizer)
+            return {**loaded, "model_id": model.id}
+
+        reply = {"request_id": self._train(session.id, work).request_id, "model_id": model.id}
         return session.remember("model_seq_id", call.model_seq_id, digest, reply)
 
     def model(self, model_id: str) -> Model:
@@ -170,7 +208,9 @@ class Service:
         if known is not None:
             return known
         self._check_data(call)
-        return self._call(model, call.seq_id, digest, lambda: models.train(model, call))
+        return self._call(
+            model, call.seq_id, digest, lambda: models.train(model, call), pack=call.packed
+        )
 
     def _check_data(self, call: calls.TrainCall) -> None:
         name = "forward_backward_input" if call.backward else "forward_input"
@@ -255,15 +295,13 @@ class Service:
         return self._call(model, call.seq_id, digest, work, translate=answer)
 
     async def load(self, call: calls.LoadCall, digest: bytes) -> str:
-        model = self.model(call.model_id)
+        model = self.model(call.model_id or "")
         known = model.replay(call.seq_id, digest)
         if known is not None:
             return known
-        ref = parse_uri(call.path)
-        if ref.kind != "weights":
-            refuse("path", f"{ref.uri} is a sampler snapshot; load what save_weights returned")
+        ref = models.state_ref(call.path)
         meta = await self.checkpoint_meta(ref)
-        model = self.model(call.model_id)
+        model = self.model(model.id)
         known = model.replay(call.seq_id, digest)
         if known is not None:
             return known
@@ -295,8 +333,9 @@ class Service:
         work: Callable[[], object],
         after: Callable[[object], None] | None = None,
         translate: Callable[[object], object] | None = None,
+        pack: bool = False,
     ) -> str:
-        promise = self._train(model.session_id, work, after, translate)
+        promise = self._train(model.session_id, work, after, translate, pack)
         model.accept(seq_id, digest, promise.request_id)
         if len(model.seen) > MAX_SEEN:
             del model.seen[next(iter(model.seen))]
@@ -308,13 +347,14 @@ class Service:
         work: Callable[[], object],
         after: Callable[[object], None] | None = None,
         translate: Callable[[object], object] | None = None,
+        pack: bool = False,
     ) -> Promise:
         """Queue work; its result is encoded on the training thread unless it is translated."""
         promise = self.promises.new(owner)
 
         def job() -> object:
             result = work()
-            return codec.encode(result) if translate is None else result
+            return Answer.of(result, pack=pack) if translate is None else result
 
         def deliver(result: object) -> None:
             if after is not None:

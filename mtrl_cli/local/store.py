@@ -40,7 +40,7 @@ Arrays = dict[str, NDArray[Any]]
 KINDS: tuple[Kind, ...] = ("weights", "sampler_weights")
 META = "__meta__"
 
-_MODEL_ID = re.compile(r"model_[0-9a-f]{12}")
+_MODEL_ID = re.compile(r"model_[0-9a-f]{12}|session_[0-9a-f]{12}:train:[0-9]{1,10}")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _MAX_NAME = 200
 

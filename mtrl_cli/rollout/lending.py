@@ -19,6 +19,10 @@ def _surely_not_made(error: BaseException) -> bool:
     return False
 
 
+def _nothing_waits(key: str) -> None:
+    pass
+
+
 def _ends_with_process(name: str | int | None) -> str:
     return "it ends with this process"
 
@@ -45,3 +49,11 @@ class Lender(Generic[T]):
     perhaps_made: Callable[[BaseException], bool] = _surely_not_made
     facts: Callable[[T], Mapping[str, Any]] = _no_facts
     """What else its record needs, so that somebody else can return it when we are gone."""
+    unwanted: Callable[[str], None] = _nothing_waits
+    """The borrower of this key is gone: a making that only waits for its turn may end at once, by
+    raising. One that has begun is awaited as ever."""
+    interruptible: bool = False
+    """Operations on the thing may be cancelled as soon as its borrower is gone, and the thing be
+    returned in the middle of them."""
+    patience: float | None = None
+    """Seconds that its return may take; None is the register's own."""

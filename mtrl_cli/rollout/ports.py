@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from mtrl_cli.errors import UsageError
+from mtrl_cli.rollout.frozen import frozen
 from mtrl_cli.rollout.lending import Lender
 
 Message = Mapping[str, Any]
@@ -134,11 +135,17 @@ class Chat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskSample:
-    """One thing to play. ``row`` is the task's own data, handed to the environment's reset."""
+    """One thing to play. ``row`` is the task's own data, handed to the environment's reset.
+
+    All members of a group share it, so it is frozen all the way down: see `frozen`.
+    """
 
     id: str
     seed: int
     row: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row", frozen(self.row))
 
 
 @dataclass(frozen=True, slots=True)

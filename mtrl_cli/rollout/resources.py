@@ -163,10 +163,10 @@ class RolloutResources:
             self._live.pop(borrow.key, None)
         self._record(borrow, news)
 
-    def release_late(self, work: Coroutine[Any, Any, None]) -> None:
+    def release_late(self, work: Coroutine[Any, Any, None], patience: float) -> None:
         """Keep a release that did not end in time; it may still do."""
         task = asyncio.ensure_future(work)
-        self._late[task] = asyncio.get_running_loop().time() + self._patience
+        self._late[task] = asyncio.get_running_loop().time() + patience
         task.add_done_callback(lambda done: self._late.pop(done, None))
 
     @property
@@ -232,6 +232,7 @@ class Scope:
             # A cancelled waiter leaves the making alone: what it makes must be known.
             thing = await asyncio.shield(making)
         except asyncio.CancelledError:
+            lender.unwanted(borrow.key)
             raise
         except BaseException as error:
             if not self._settled:
@@ -258,6 +259,10 @@ class Scope:
     async def settle(self) -> None:
         """Return everything; see the module's docstring. Idempotent."""
         self._settled = True
+        interruptible = {id(loan.thing) for loan in self._loans if loan.lender.interruptible}
+        for operation, on in self._operations.items():
+            if id(on) in interruptible:
+                operation.cancel()
         await self._await_operations()
         loans, self._loans = self._loans, []
         if loans:
@@ -277,13 +282,14 @@ class Scope:
             for task, on in self._operations.items()
             if not task.done() and (on is None or on is loan.thing or on is loan.borrow)
         }
+        patience = loan.lender.patience or self.resources.patience
         work = asyncio.ensure_future(self._give_back(loan, busy))
-        await asyncio.wait({work}, timeout=0 if busy else self.resources.patience)
+        await asyncio.wait({work}, timeout=0 if busy else patience)
         if work.done():
             return
         reason = "an operation on it has not ended" if busy else "its return has not ended"
-        self._quarantine(loan, f"{reason} within {self.resources.patience:g} s")
-        self.resources.release_late(_outcome(work))
+        self._quarantine(loan, f"{reason} within {patience:g} s")
+        self.resources.release_late(_outcome(work), patience)
 
     async def _give_back(self, loan: "_Loan[Any]", busy: "set[asyncio.Future[Any]]") -> None:
         """Release one loan, after what still uses it; its failure ends in quarantine."""

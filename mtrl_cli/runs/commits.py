@@ -113,7 +113,7 @@ def standing(records: Iterable[Mapping[str, Any]]) -> History:
     for record in records:
         match record["kind"]:
             case "commit":
-                commit = _commit(record)
+                commit = commit_of(record)
                 if commit.step != len(commits):
                     raise ValueError(f"step {commit.step} follows step {len(commits) - 1}")
                 commits.append(commit)
@@ -124,7 +124,12 @@ def standing(records: Iterable[Mapping[str, Any]]) -> History:
     return History(tuple(commits))
 
 
-def _commit(record: Mapping[str, Any]) -> Commit:
+def commit_of(record: Mapping[str, Any]) -> Commit:
+    """Read one record of the kind ``commit``.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: it is not one.
+    """
     return Commit(
         step=int(record["step"]),
         attempt=int(record["attempt"]),

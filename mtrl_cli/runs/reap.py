@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.control import Ask, requested
@@ -60,8 +61,17 @@ def read_entries(run: Path) -> list[LedgerEntry]:
         raise MtrlError(f"{path} is damaged ({error}): remove by hand what it names") from error
 
 
-async def reap(run: Path, entries: Sequence[LedgerEntry], reapers: Mapping[str, Reaper]) -> Reaped:
-    """Settle what ``entries`` leave open. The kinds are reaped in the order of ``reapers``."""
+async def reap(
+    run: Path,
+    entries: Sequence[LedgerEntry],
+    reapers: Mapping[str, Reaper],
+    patience: Mapping[str, float] = MappingProxyType({}),
+) -> Reaped:
+    """Settle what ``entries`` leave open. The kinds are reaped in the order of ``reapers``.
+
+    ``patience`` are seconds that returning one borrow of a kind may take, where it is not
+    `PATIENCE`.
+    """
     order = list(reapers)
     borrows = [e for e in entries if e.entry == "borrow" and e.state != "released"]
     borrows.sort(key=lambda e: order.index(kind) if (kind := _kind(e)) in order else len(order))
@@ -70,7 +80,8 @@ async def reap(run: Path, entries: Sequence[LedgerEntry], reapers: Mapping[str, 
         unknown = _settle_calls(ledger, entries)
         returned, left = [], []
         for borrow in borrows:
-            fate = await _fate(borrow, reapers.get(_kind(borrow), _no_reaper))
+            seconds = patience.get(_kind(borrow), PATIENCE)
+            fate = await _fate(borrow, reapers.get(_kind(borrow), _no_reaper), seconds)
             if fate.released:
                 ledger.borrow(borrow.key, "released", how=fate.how)
                 returned.append(f"{_named(borrow)}: {fate.how}")
@@ -120,12 +131,12 @@ def _settle_calls(ledger: Ledger, entries: Sequence[LedgerEntry]) -> tuple[str, 
     return tuple(unknown)
 
 
-async def _fate(borrow: LedgerEntry, reaper: Reaper) -> Fate:
+async def _fate(borrow: LedgerEntry, reaper: Reaper, patience: float) -> Fate:
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             return await reaper(borrow)
     except TimeoutError:
-        return Fate(False, f"its return has not ended within {PATIENCE:g} s")
+        return Fate(False, f"its return has not ended within {patience:g} s")
     except MtrlError as error:
         return Fate(False, " ".join(str(error).split()))
 

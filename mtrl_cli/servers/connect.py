@@ -83,4 +83,5 @@ def capabilities_of(config: ServerConfig) -> Capabilities:
         reports_weights=local,
         full_training=local,
         context=config.context if local else None,
+        loss_reduction=None if facts.loss_reduction is None else facts.loss_reduction.value,
     )

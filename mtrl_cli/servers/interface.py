@@ -24,6 +24,16 @@ T = TypeVar("T")
 
 Snapshots = Literal["immutable", "newest_only", "live"]
 
+LossReduction = Literal["sum", "datum_mean", "call_mean"]
+"""How a server makes one loss of the per-token losses of all calls before an optimizer step.
+
+- ``sum``: their sum (the Tinker API's convention).
+- ``datum_mean``: the mean over a datum's positions, prompt and observations included, then over
+  all datums since the last optimizer step, whatever calls they came in (SkyRL tx).
+- ``call_mean``: the sum over a call's tokens, then the mean over the calls since the last
+  optimizer step (Twinkle, whose client undoes the averages within a call).
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -43,6 +53,8 @@ class Capabilities:
     context: int | None = None
     cancels: bool = False
     """It can be told to stop a sampling request; found out when connecting."""
+    loss_reduction: LossReduction | None = None
+    """None: not known. A step is then one call, weighted as for ``sum``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ CAPABILITIES = Capabilities(
     reports_weights=False,
     full_training=False,
     losses=LOSSES,
+    loss_reduction="call_mean",
 )
 
 

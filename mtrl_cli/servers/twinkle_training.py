@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from mtrl_cli.servers.errors import Refused, ServerError, Unknown
+from mtrl_cli.servers.errors import Refused, ServerError, Unknown, one_line
 from mtrl_cli.servers.interface import Call
 from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in
 from mtrl_cli.servers.twinkle_transport import Sender
@@ -135,11 +135,14 @@ async def free(sender: Sender, model: str, unload: Step, accepted: Callable[[str
                 "retrieve_future", "retrieve_future", poll, model, seconds=left
             )
         except ServerError as error:
+            if time.monotonic() >= deadline:
+                break
             raise Unknown(
                 f"{unload.kind} may have been executed: {error}", request=request
             ) from None
         if isinstance(result, dict) and result.get("error"):
-            raise Unknown(f"{unload.kind} failed: {result['error']}", request=request)
+            says = one_line(str(result["error"]))
+            raise Unknown(f"{unload.kind} failed: {says}", request=request)
         if not (isinstance(result, dict) and result.get("type") == "try_again"):
             return
         await asyncio.sleep(0.05)

@@ -83,7 +83,9 @@ class ScriptedPolicyServer:
 
     Args:
         sampler: (context tokens, seed) → (tokens, logprobs), or a raw sequence, or an awaitable.
-        prompt_logprobs: (tokens, policy) → one logprob per token, the first None.
+        prompt_logprobs: (tokens, policy) → one logprob per token, the first None. By default
+            those that came with the tokens when they were sampled, so that the server agrees with
+            itself; -0.5 for others.
         trainer: datums as sent → the trainer's logprobs, one list per datum. By default those
             that were sent, so that trainer and sampler agree.
         models: names of the base models it offers.

@@ -105,6 +105,8 @@ class ScriptedService:
         self._keeps = snapshots
         self._promises: dict[str, asyncio.Task[Any]] = {}
         self._samplers: dict[str, str] = {}
+        self._sampled: dict[int, dict[tuple[int, ...], Sequence[float]]] = {}
+        """Context → what was sampled after it, with its logprobs."""
         self._training_turn = asyncio.Lock()
         self._ids: Counter[str] = Counter()
         self.sessions: list[str] = []
@@ -192,6 +194,9 @@ class ScriptedService:
                 "logprobs": list(sampled[1])[: params["max_tokens"]],
             }
         result: dict[str, Any] = {"sequences": [sequence], "type": "sample"}
+        if len(sequence["tokens"]) == len(sequence.get("logprobs") or ()):
+            after = self._sampled.setdefault(_key(tokens), {})
+            after[tuple(sequence["tokens"])] = sequence["logprobs"]
         if body.get("prompt_logprobs"):
             result["prompt_logprobs"] = self._score(tokens, weights)
         if self._reports_weights:
@@ -217,9 +222,14 @@ class ScriptedService:
         return self.models.get(policy.removeprefix("scripted://").partition("/")[0])
 
     def _score(self, tokens: Sequence[int], policy: str) -> Sequence[float | None]:
-        if self._prompt_logprobs is None:
-            return [None] + [-0.5] * (len(tokens) - 1)
-        return self._prompt_logprobs(tokens, policy)
+        if self._prompt_logprobs is not None:
+            return self._prompt_logprobs(tokens, policy)
+        scores: list[float | None] = [None] + [-0.5] * (len(tokens) - 1)
+        for start in range(1, len(tokens)):
+            for ids, logprobs in self._sampled.get(_key(tokens[:start]), {}).items():
+                if tuple(tokens[start : start + len(ids)]) == ids:
+                    scores[start : start + len(ids)] = logprobs
+        return scores
 
     def train(
         self, kind: str, body: Mapping[str, Any], *, failure: Any = None, applied: bool = True
@@ -341,3 +351,7 @@ class ScriptedService:
     def _uri(kind: str, body: Mapping[str, Any]) -> str:
         folder = "sampler_weights" if kind == "save_weights_for_sampler" else "weights"
         return f"scripted://{body['model_id']}/{folder}/{body['path']}"
+
+
+def _key(tokens: Sequence[int]) -> int:
+    return hash(tuple(tokens))

@@ -9,8 +9,8 @@ its advantage
 with A the member's group-relative advantage (rewards are normalised first), β the KL
 coefficient, logp_t the sampler's logprob and ref_t the initial policy's logprob of the same
 token. β · (logp_t − ref_t) is the single-sample estimate of the KL penalty to the initial
-policy, as a per-token reward (RLHF's, arXiv:2203.02155). w is 1 / (number of sampled tokens in
-the batch), which makes the summed loss of the server a mean over trained tokens. Everywhere else
+policy, as a per-token reward (RLHF's, arXiv:2203.02155). w is the token's weight in the step
+(see `weighting`), which makes a server's summed loss the mean that is asked for. Everywhere else
 logprob and advantage are 0, so that nothing but sampled tokens is trained.
 """
 
@@ -25,6 +25,7 @@ from mtrl_cli.rollout.trajectory import Trajectory
 from mtrl_cli.servers.interface import Datum
 from mtrl_cli.training.advantages import AdvantageForm, group_advantages
 from mtrl_cli.training.groups import TrainingBatch
+from mtrl_cli.training.weighting import TOKEN_MEAN, Weighting, token_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,12 @@ class Batch:
     kl: float | None
 
 
-def build_batch(groups: TrainingBatch, form: AdvantageForm, penalty: KlPenalty | None) -> Batch:
+def build_batch(
+    groups: TrainingBatch,
+    form: AdvantageForm,
+    penalty: KlPenalty | None,
+    weighting: Weighting = TOKEN_MEAN,
+) -> Batch:
     """Build the datums of a step; members that carry no signal at all are left out.
 
     A member of a constant-reward group is in the batch only for its KL term.
@@ -56,20 +62,23 @@ def build_batch(groups: TrainingBatch, form: AdvantageForm, penalty: KlPenalty |
         for advantage in group_advantages(group.rewards, form)
     ]
     members = list(groups.trajectories)
-    trained = sum(member.tokens.sampled_count for member in members)
+    counts = [member.tokens.sampled_count for member in members]
+    weights = token_weights(counts, weighting)
     data: list[Datum] = []
     kept: list[Trajectory] = []
     divergence = 0.0
-    for index, (member, advantage) in enumerate(zip(members, advantages, strict=True)):
+    for index, member in enumerate(members):
         logprobs = np.array(member.tokens.sampled_logprobs, dtype=np.float32)
-        values = np.full(logprobs.shape, advantage, dtype=np.float64)
+        values = np.full(logprobs.shape, advantages[index], dtype=np.float64)
         if penalty is not None:
             difference = logprobs.astype(np.float64) - penalty.reference[index]
             divergence += float(difference.sum())
             values -= penalty.coefficient * difference
-        if values.any():
-            data.append(_datum(member.tokens, logprobs, (values / trained).astype(np.float32)))
+        weighted = (weights[index] * values).astype(np.float32)
+        if weighted.any():
+            data.append(_datum(member.tokens, logprobs, weighted))
             kept.append(member)
+    trained = sum(counts)
     kl = divergence / trained if penalty is not None and trained else None
     return Batch(tuple(data), tuple(kept), kl)
 

@@ -7,8 +7,13 @@ the sampled tokens, a finite reward, at least one trained token. What does not p
 reason; nothing is repaired.
 
 Truncated members (a token budget ended them) follow ``group.on_truncated``: ``penalize`` keeps
-them with their unfinished reward, ``mask`` leaves them out of the loss and of the baseline,
-``skip_group`` skips any group that has one (counted as ``model_truncated``).
+them with their unfinished reward, ``mask`` leaves them out of the loss and of the baseline.
+
+Skip rules (``train.skip``) leave whole groups out, also of the KL term: ``constant_reward`` those
+whose rewards are all equal (DAPO's dynamic sampling without the refill, arXiv:2503.14476, section
+3.2; without the rule such a group has advantage 0 and keeps its KL term), ``model_truncated``
+those that have a truncated member (an overlong answer says nothing of the group's others; DAPO's
+overlong filtering, for the group). Skipped or not, a group is consumed and counted.
 """
 
 import math
@@ -20,7 +25,8 @@ from typing import Literal
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import Trajectory
 
-OnTruncated = Literal["penalize", "mask", "skip_group"]
+OnTruncated = Literal["penalize", "mask"]
+SkipRule = Literal["constant_reward", "model_truncated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,7 @@ class GroupRules:
     step: int
     max_policy_lag: int = 0
     on_truncated: OnTruncated = "penalize"
+    skip: frozenset[SkipRule] = frozenset()
     least_members: int | None = None
     """With ``on_failure: shrink``, the floor; None asks for every member."""
 
@@ -71,8 +78,10 @@ def training_groups(groups: Iterable[Group], rules: GroupRules) -> TrainingBatch
         key = group.admission.group
         reason = "duplicate_group" if key in outcomes else _flaw(group, rules)
         if reason is None:
-            kept[key] = _fit(group, rules)
-            reason = "constant_reward" if kept[key].constant_reward else "trained"
+            fit = _fit(group, rules)
+            reason = "constant_reward" if fit.constant_reward else "trained"
+            if reason not in rules.skip:
+                kept[key] = fit
         outcomes[key] = reason
     skipped = Counter(reason for reason in outcomes.values() if reason != "trained")
     return TrainingBatch(tuple(kept.values()), skipped, outcomes)
@@ -96,7 +105,7 @@ def _flaw(group: Group, rules: GroupRules) -> str | None:
         if (flaw := _member_flaw(member)) is not None:
             return flaw
     usable = _usable(group, rules)
-    if rules.on_truncated == "skip_group" and len(usable) < len(group.members):
+    if "model_truncated" in rules.skip and any(member.truncated for member in group.members):
         return "model_truncated"
     if not any(member.tokens.sampled_count for member in usable):
         return "model_truncated" if len(usable) < len(group.members) else "no_trained_token"

@@ -1,7 +1,7 @@
 """The training loop: from complete groups to committed policies.
 
 One step is one pass of `TrainingLoop.run`: take the step's groups, keep what can be trained,
-compute advantages, forward/backward, optimizer step, publish, commit. Where
+compute advantages, forward/backward, audit, optimizer step, publish, commit. Where
 ``train.max_policy_lag`` allows it, the groups of later steps are sampled meanwhile (see
 `StreamingDriver`). A step consumes its groups whether they were trainable or not; an empty batch
 sends nothing. After a drain request nothing is admitted; what was issued is still trained,
@@ -33,6 +33,8 @@ from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.servers.interface import TrainingService
+from mtrl_cli.training.accumulation import Accumulated, accumulate
+from mtrl_cli.training.audit import Audit, Replay
 from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
@@ -85,6 +87,7 @@ class TrainingLoop:
         self._observer = observer
         self._stop = stop
         self._totals = totals
+        self._audit = Audit(plan.audit, plan.loss, service, observer)
         self.committed: PolicySnapshot | None = None
         """The policy of the last commit."""
         self._open_groups: set[int] = set()
@@ -111,12 +114,15 @@ class TrainingLoop:
                 kept = training_groups(groups, self._rules(policy))
                 self._check_alive(groups, kept)
                 penalty = await self._penalty(step, start.initial, kept)
-                batch = build_batch(kept, plan.advantage, penalty)
+                batch = build_batch(kept, plan.advantage, penalty, plan.weighting)
 
                 figures = rollout_metrics(groups, kept) | self._kl_figures(step, batch)
                 if batch.data:
                     self._observer(PhaseStarted("training", step))
-                    result = await operations.forward_backward(batch.data, plan.loss)
+                    result, replay = await self._forward_backward(policy, batch)
+                    figures |= await self._audit.check(
+                        step + 1, policy, batch, result.logprobs, replay
+                    )
                     if snapshots == "live":
                         await driver.quiesce()
                     optimizer = await operations.optim_step(plan.adam(step))
@@ -187,6 +193,7 @@ class TrainingLoop:
             step=policy.step,
             max_policy_lag=plan.max_policy_lag,
             on_truncated=plan.on_truncated,
+            skip=plan.skip,
             least_members=plan.least_members,
         )
 
@@ -201,8 +208,21 @@ class TrainingLoop:
         coefficient = self._plan.kl(step)
         if coefficient == 0:
             return None
-        reference = await reference_logprobs(self._service, initial.uri, kept.trajectories)
+        reference = await reference_logprobs(self._service, initial, kept.trajectories)
         return KlPenalty(coefficient, reference)
+
+    async def _forward_backward(
+        self, policy: PolicySnapshot, batch: Batch
+    ) -> tuple[Accumulated, Replay | None]:
+        """Accumulate the batch's gradients, in as many calls as it takes; what the audit has to
+        ask the server for is asked meanwhile."""
+        plan, reduction = self._plan, self._service.capabilities.loss_reduction
+        async with asyncio.TaskGroup() as tasks:
+            replay = tasks.create_task(self._audit.replay(policy, batch))
+            result = await accumulate(
+                self._operations, batch, plan.loss, reduction, plan.max_tokens_per_call
+            )
+        return result, replay.result()
 
     def _kl_figures(self, step: int, batch: Batch) -> dict[str, float]:
         if batch.kl is None:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mtrl_cli.rollout.group import Group
-from mtrl_cli.servers.interface import ForwardBackwardResult
-from mtrl_cli.training.batch import Batch, sampled_positions
+from mtrl_cli.training.accumulation import Accumulated
+from mtrl_cli.training.batch import Batch
 from mtrl_cli.training.evaluation import invalid_share
 from mtrl_cli.training.groups import TrainingBatch
 
@@ -38,24 +38,13 @@ def rollout_metrics(groups: Sequence[Group], kept: TrainingBatch) -> dict[str, f
     return figures
 
 
-def parity_metrics(batch: Batch, result: ForwardBackwardResult) -> dict[str, float]:
-    """The sampler's logprobs against the trainer's, of the same tokens before the step."""
-    differences = [
-        np.abs(logprobs[positions] - datum.logprobs[positions])
-        for member, datum, logprobs in zip(
-            batch.trajectories, batch.data, result.logprobs, strict=True
-        )
-        for positions in [sampled_positions(member.tokens)]
-    ]
-    every = np.concatenate(differences)
-    return {"parity_max": float(every.max()), "parity_mean": float(every.mean())}
-
-
 def training_metrics(
-    batch: Batch, result: ForwardBackwardResult, optimizer: Mapping[str, float]
+    batch: Batch, accumulated: Accumulated, optimizer: Mapping[str, float]
 ) -> dict[str, float]:
     """Figures of a step that was trained; the server's own under ``server/``."""
-    figures = {"loss": result.loss, "trained_episodes": float(len(batch.data))}
-    figures |= parity_metrics(batch, result)
-    figures |= {f"server/{name}": value for name, value in optimizer.items()}
-    return figures
+    figures = {
+        "loss": accumulated.loss,
+        "calls": float(accumulated.calls),
+        "trained_episodes": float(len(batch.data)),
+    }
+    return figures | {f"server/{name}": value for name, value in optimizer.items()}

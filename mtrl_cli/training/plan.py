@@ -3,18 +3,22 @@
 The plan is derived from the composed `Experiment` once; the loop reads nothing else.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
-from mtrl_cli.config.schema import Experiment, OnFailure
+from mtrl_cli.config import schema as config
+from mtrl_cli.config.losses import loss_parameters
+from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.group import FailureRule
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import SamplingParams, TaskSample
 from mtrl_cli.servers.interface import AdamSpec, LossSpec, ModelSpec
 from mtrl_cli.training.advantages import AdvantageForm
+from mtrl_cli.training.audit import BFLOAT16, FLOAT32, AuditRules, Limits
 from mtrl_cli.training.evaluation import EvaluationPlan
-from mtrl_cli.training.groups import OnTruncated
+from mtrl_cli.training.groups import OnTruncated, SkipRule
 from mtrl_cli.training.schedule import kl_coefficient, learning_rate
+from mtrl_cli.training.weighting import Weighting
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,22 @@ class TrainingPlan:
 
     @property
     def on_truncated(self) -> OnTruncated:
-        return self.experiment.group.on_truncated.value
+        mask = self.experiment.group.on_truncated is config.OnTruncated.mask
+        return "mask" if mask else "penalize"
+
+    @property
+    def skip(self) -> frozenset[SkipRule]:
+        """The skip rules; ``group.on_truncated: skip_group`` is a way to write one of them."""
+        rules: set[SkipRule] = {rule.value for rule in self.experiment.train.skip}
+        if self.experiment.group.on_truncated is config.OnTruncated.skip_group:
+            rules.add("model_truncated")
+        return frozenset(rules)
 
     @property
     def least_members(self) -> int | None:
         """How many members a group needs: the floor where members may be missing."""
         group = self.experiment.group
-        return group.floor if group.on_failure is OnFailure.shrink else None
+        return group.floor if group.on_failure is config.OnFailure.shrink else None
 
     @property
     def failure_rule(self) -> FailureRule:
@@ -77,8 +90,28 @@ class TrainingPlan:
     @property
     def loss(self) -> LossSpec:
         train = self.experiment.train
-        temperature = self.experiment.group.temperature
-        return LossSpec(train.loss.value, dict(train.loss_config), temperature)
+        parameters = loss_parameters(train, self.experiment.server.kind)
+        return LossSpec(train.loss.value, parameters, self.experiment.group.temperature)
+
+    @property
+    def weighting(self) -> Weighting:
+        length = self.experiment.budget.trajectory_tokens
+        return Weighting(self.experiment.train.weighting.value, length)
+
+    @property
+    def max_tokens_per_call(self) -> int | None:
+        return self.experiment.train.max_tokens_per_call
+
+    @property
+    def audit(self) -> AuditRules:
+        audit = self.experiment.audit
+        local = self.experiment.server.kind is config.ServerKind.local
+        chosen = {
+            item.name: getattr(audit, item.name)
+            for item in fields(Limits)
+            if getattr(audit, item.name) is not None
+        }
+        return AuditRules(audit.every, replace(FLOAT32 if local else BFLOAT16, **chosen))
 
     @property
     def model(self) -> ModelSpec:

@@ -9,6 +9,8 @@ kind                how it is returned
 ``server_model``    unloaded, on the server of the run's ``config.yaml``, with the key from the
                     environment; one of an embedded server is gone with its process
 ``server_session``  nothing goes over the wire: it ends when its heartbeats have ended
+``sandboxes``       the run's sandboxes, by their ids and by their mark: `reaping_sandboxes`
+``sandbox``         one of them
 ==================  =========================================================================
 
 A kind that mtrl learns to borrow joins as one entry of `Reaping.table`.
@@ -25,8 +27,16 @@ from mtrl_cli.runs.ledger import LedgerEntry
 from mtrl_cli.runs.processes import Standing, end_process, restarted_since, standing, writing_to
 from mtrl_cli.runs.reap import Fate, Reaped, Reaper, read_entries, reap
 from mtrl_cli.servers.errors import Refused
+from mtrl_cli.training.reaping_sandboxes import (
+    ACCOUNT,
+    PATIENCE,
+    SANDBOX,
+    DeadSandboxes,
+    SandboxReaping,
+)
 
 if TYPE_CHECKING:
+    from mtrl_cli.config.schema import Experiment
     from mtrl_cli.servers.interface import TrainingService
 
 _PROGRAMS = {
@@ -38,20 +48,27 @@ _PROGRAMS = {
 _NO_LONGER_THERE = (404, 410)
 
 
-def settle(run: Path) -> Reaped:
+def _tell_nobody(text: str) -> None:
+    pass
+
+
+def settle(run: Path, tell: Callable[[str], None] = _tell_nobody) -> Reaped:
     """Settle a run whose process is gone, from its ledger.
+
+    ``tell`` hears in one line what takes long.
 
     Raises:
         MtrlError: its ledger is damaged.
     """
-    return asyncio.run(_settle(run))
+    return asyncio.run(_settle(run, tell))
 
 
-async def _settle(run: Path) -> Reaped:
+async def _settle(run: Path, tell: Callable[[str], None]) -> Reaped:
     entries = read_entries(run)
-    reaping = Reaping(run, entries)
+    reaping = Reaping(run, entries, tell)
+    patience = dict.fromkeys((ACCOUNT, SANDBOX), PATIENCE)
     try:
-        return await reap(run, entries, reaping.table)
+        return await reap(run, entries, reaping.table, patience)
     finally:
         await reaping.close()
 
@@ -59,8 +76,11 @@ async def _settle(run: Path) -> Reaped:
 class Reaping:
     """The reapers of one run. They share one connection to its server, made when it is needed."""
 
-    def __init__(self, run: Path, entries: Sequence[LedgerEntry]) -> None:
+    def __init__(
+        self, run: Path, entries: Sequence[LedgerEntry], tell: Callable[[str], None] = _tell_nobody
+    ) -> None:
         self._run = run
+        self._sandboxes = SandboxReaping(run, entries, self._dead_sandboxes, tell)
         self._entries = {entry.key: entry for entry in entries}
         self._gone = {entry.key for entry in entries if entry.state == "released"}
         self._service: TrainingService | None = None
@@ -75,6 +95,8 @@ class Reaping:
             "env_session": self._env_session,
             "server_model": self._server_model,
             "server_session": self._server_session,
+            ACCOUNT: self._sandboxes.reap,
+            SANDBOX: self._sandboxes.reap,
         }
 
     async def close(self) -> None:
@@ -170,15 +192,28 @@ class Reaping:
         """
         if self._service is None:
             from mtrl_cli.assembly import running_service
-            from mtrl_cli.config.compose import compose
-            from mtrl_cli.config.resolve import resolve
 
-            composed = compose(str(self._run / "config.yaml"))
-            self._redact = composed.redact
-            service = running_service(resolve(composed).server)
+            service = running_service(self._experiment().server)
             now = self._redact(service.describe())
             if now != place:
                 raise MtrlError(f"the run's config.yaml now leads to another server: {now}")
             await service.connect()
             self._service = service
         return self._service
+
+    # What lives at E2B.
+
+    def _dead_sandboxes(self) -> DeadSandboxes:
+        """Raises: MtrlError."""
+        from mtrl_cli.assembly import dead_sandboxes
+
+        return dead_sandboxes(self._experiment().env)
+
+    def _experiment(self) -> "Experiment":
+        """Raises: MtrlError: the configuration does not compose, or a secret is not set."""
+        from mtrl_cli.config.compose import compose
+        from mtrl_cli.config.resolve import resolve
+
+        composed = compose(str(self._run / "config.yaml"))
+        self._redact = composed.redact
+        return resolve(composed)

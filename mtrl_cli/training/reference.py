@@ -1,8 +1,8 @@
-"""Reference logprobs: the initial policy's logprobs of the tokens that were sampled.
+"""Logprobs of sampled tokens under a given policy, such as the KL penalty's initial one.
 
-They come from the server (`TrainingService.logprobs` on the initial policy's URI), many at once.
-They depend on the tokens alone, so equal token sequences, which the members of a group often are,
-are asked for once. Only the logprobs of sampled tokens are kept.
+They come from the server (`TrainingService.logprobs` on the policy's URI), many at once. They
+depend on the tokens alone, so equal token sequences, which the members of a group often are, are
+asked for once. Only the logprobs of sampled tokens are kept.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import Trajectory
 from mtrl_cli.servers.interface import TrainingService
@@ -19,9 +20,30 @@ from mtrl_cli.training.operations import TrainingError
 
 
 async def reference_logprobs(
+    service: TrainingService, initial: PolicySnapshot, trajectories: Sequence[Trajectory]
+) -> list[NDArray[np.float32]]:
+    """The initial policy's logprobs: per trajectory, float32 [number of sampled tokens].
+
+    What the initial policy itself has sampled keeps the sampler's: asked for again they would
+    differ by rounding, and a KL term that is 0 would be trained on.
+
+    Raises:
+        TrainingError: the server returned a logprob that is not finite.
+    """
+    later = [t for t in trajectories if t.admission.group.policy_step != initial.step]
+    found = iter(await policy_logprobs(service, initial.uri, later))
+    return [
+        np.array(trajectory.tokens.sampled_logprobs, dtype=np.float32)
+        if trajectory.admission.group.policy_step == initial.step
+        else next(found)
+        for trajectory in trajectories
+    ]
+
+
+async def policy_logprobs(
     service: TrainingService, policy: str, trajectories: Sequence[Trajectory]
 ) -> list[NDArray[np.float32]]:
-    """Per trajectory, float32 [number of sampled tokens].
+    """Per trajectory, float32 [number of sampled tokens] under the policy with this URI.
 
     Raises:
         TrainingError: the server returned a logprob that is not finite.
@@ -44,5 +66,5 @@ def _of_sampled(
 ) -> NDArray[np.float32]:
     values = logprobs[sampled_positions(tokens) + 1]
     if not np.isfinite(values).all():
-        raise TrainingError(f"a reference logprob under {policy} is not finite")
+        raise TrainingError(f"a logprob under {policy} is not finite")
     return values

@@ -2,12 +2,13 @@
 
 import typing
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.resolve import resolve
-from mtrl_cli.config.schema import Experiment
+from mtrl_cli.config.schema import Experiment, Loss
 from mtrl_cli.config.validate import BOUNDS, validate
 
 
@@ -16,11 +17,11 @@ def experiment() -> Experiment:
     return resolve(compose(None, []))
 
 
-def changed(experiment: Experiment, key: str, value: object) -> Experiment:
-    section, _, name = key.rpartition(".")
-    if not section:
-        return replace(experiment, **{name: value})  # type: ignore[arg-type]
-    return replace(experiment, **{section: replace(getattr(experiment, section), **{name: value})})
+def changed(experiment: Any, key: str, value: object) -> Any:
+    name, _, below = key.partition(".")
+    return replace(
+        experiment, **{name: changed(getattr(experiment, name), below, value) if below else value}
+    )
 
 
 def numbers(section: type, prefix: str = "") -> set[str]:
@@ -44,7 +45,8 @@ def test_every_number_of_the_schema_has_a_bound() -> None:
 
 @pytest.mark.parametrize("key", sorted(BOUNDS))
 def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
-    assert validate(changed(experiment, key, float("nan")))[0].startswith(f"{key} is nan; allowed:")
+    (problem,) = validate(changed(experiment, key, float("nan")))
+    assert problem.startswith(f"{key} is nan, which is not a number; allowed: ")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,19 @@ def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
         ("budget.trajectory_tokens", 4096, "budget.trajectory_tokens is 4096; allowed: at most"),
         ("budget.turn_tokens", 2000, "budget.turn_tokens is 2000; allowed: at most budget."),
         ("train.kl", -0.1, "train.kl is -0.1; allowed: at least 0"),
+        ("train.kl", float("inf"), "train.kl is inf, which is not finite; allowed: at least 0"),
+        (
+            "train.max_tokens_per_call",
+            500,
+            "train.max_tokens_per_call is 500; allowed: 0 (one call), or at least "
+            "budget.trajectory_tokens (1024): a trajectory is not cut",
+        ),
+        (
+            "train.loss_config",
+            {"clip_low_threshold": 0.8},
+            "train.loss_config.clip_low_threshold is 0.8; allowed: importance_sampling takes no "
+            "parameter",
+        ),
         ("train.lora_rank", 0, "train.lora_rank is 0; allowed: at least 1"),
         ("env.step_timeout", 0.0, "env.step_timeout is 0; allowed: above 0"),
         ("eval.games", -1, "eval.games is -1; allowed: from 0 to 1,000,000"),
@@ -74,6 +89,32 @@ def test_a_value_out_of_range(
 ) -> None:
     (found,) = validate(changed(experiment, key, value))
     assert found.startswith(problem)
+
+
+@pytest.mark.parametrize("loss", [Loss.ppo, Loss.cispo])
+def test_the_parameters_of_a_clipped_loss(experiment: Experiment, loss: Loss) -> None:
+    def problems(**config: float) -> list[str]:
+        return validate(
+            changed(changed(experiment, "train.loss", loss), "train.loss_config", config)
+        )
+
+    assert problems() == []
+    assert problems(clip_low_threshold=0.0, clip_high_threshold=4.0) == []
+    (unknown,) = problems(clip_low=0.8)
+    assert unknown == (
+        f"train.loss_config.clip_low is 0.8; allowed: {loss.value} takes clip_low_threshold, "
+        "clip_high_threshold"
+    )
+    (distance,) = problems(clip_high_threshold=0.2)
+    assert distance.startswith(
+        "train.loss_config.clip_high_threshold is 0.2; allowed: at least 1: the largest ratio"
+    )
+    (above,) = problems(clip_low_threshold=1.2)
+    assert above.startswith("train.loss_config.clip_low_threshold is 1.2; allowed: from 0 to 1")
+    (nan,) = problems(clip_low_threshold=float("nan"))
+    assert nan.endswith(
+        "clip_low_threshold is nan, which is not a number; allowed: any finite number"
+    )
 
 
 def test_all_problems_are_told_at_once(experiment: Experiment) -> None:

@@ -256,3 +256,22 @@ def test_a_notice_is_shown_once_and_cannot_steer_the_terminal(width: int | None)
     shown = "\n".join([printed, *watched.frame()])
     assert shown.count("two packages own") == 1
     assert "\x1b[2J" not in shown.replace("\x1b[2K", "")
+
+
+@pytest.mark.parametrize("width", [None, 140])
+def test_the_audits_figures_stand_in_every_step_and_in_the_summary(width: int | None) -> None:
+    watched = begun(Watched(width))
+    for step, most in ((1, 2e-6), (2, 4e-6), (3, 3e-6)):
+        metrics = {"reward": -0.00001, "parity_max": most, "parity_mean": most / 10}
+        watched.see(StepFinished(step, 50, f"u/step-{step}", metrics))
+        watched.presenter.tick()
+    assert "reward 0.000 | parity 4e-06" in ESCAPES.sub("", watched.text)
+    if width is not None:
+        watched.see(PhaseStarted("training", 3))
+        assert any("parity 3e-06" in line for line in watched.frame())
+    watched.see(RunFinished(RUN, FOLDER, "finished", None, 3, 24, 5000, None, None, None, {}))
+    watched.presenter.close()
+    assert (
+        "audit      sampler and trainer differ by 4e-06 at most, 3e-07 in the mean of 3 steps"
+        in watched.text
+    )

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl_cli.display.text import clock, compact, harmless, policy_name, short_age
+from mtrl_cli.display.text import (
+    clock,
+    compact,
+    figure,
+    gap,
+    harmless,
+    policy_name,
+    reward,
+    short_age,
+)
 
 
 @given(st.text())
@@ -36,3 +45,16 @@ def test_durations() -> None:
 def test_policies() -> None:
     assert policy_name("tinker://run/weights/step-12") == "step-12"
     assert policy_name("base") == "base"
+
+
+@pytest.mark.parametrize("value", [-0.00004, -0.0, 0.0, 0.00004])
+def test_no_zero_has_a_sign(value: float) -> None:
+    assert figure(value) == "0.0000"
+    assert reward(value) == "0.000"
+
+
+def test_figures() -> None:
+    assert [figure(value) for value in (1.2345, 0.0123, 0.0046, -0.0046)] == [
+        "1.234", "0.012", "0.0046", "-0.0046",
+    ]  # fmt: skip
+    assert [gap(value) for value in (3.14e-6, 0.0213, 2.5, 0.0)] == ["3.1e-06", "0.021", "2.5", "0"]

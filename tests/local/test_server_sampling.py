@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mtrl_cli.local.answers import Answer
 from mtrl_cli.local.errors import Failure, RefusedError
 from mtrl_cli.local.promises import Promises
 from tests.local.server_kit import (
@@ -79,7 +80,7 @@ def test_any_other_preference_gets_the_promise(client: Client, wait: str) -> Non
     sampler = open_base(client, client.session())
     response = prefer(client, wait, sample(sampler, [1], params={"seed": 5}))
     assert "Preference-Applied" not in response.headers
-    assert set(response.json()) == {"request_id", "future_id", "status"}
+    assert set(response.json()) == {"request_id", "future_id", "status", "sample_sequence_ids"}
 
 
 def test_a_wait_ends_with_its_seconds_and_with_the_longest_poll(base: Path, tmp_path: Path) -> None:
@@ -242,16 +243,18 @@ def test_connections_that_vanish_leave_nothing(client: Client) -> None:
 
 async def test_promises_drop_the_oldest_and_say_so() -> None:
     clock = [0.0]
-    promises = Promises(lambda value: str(value).encode(), 10.0, 250, now=lambda: clock[0])
+    promises = Promises(10.0, 250, now=lambda: clock[0])
     made = [promises.new() for _ in range(4)]
     for promise in made[:3]:
-        promises.resolve(promise, b"x" * 100)
+        promises.resolve(promise, Answer("x", b"x" * 100))
     with pytest.raises(RefusedError) as dropped:
         await promises.retrieve(made[0].request_id, 0.1)
     assert dropped.value.status == 410
-    assert await promises.retrieve(made[1].request_id, 0.1) == b"x" * 100
-    promises.resolve(made[1], b"another")  # the first answer stands
-    assert await promises.retrieve(made[1].request_id, 0.1) == b"x" * 100
+    first = await promises.retrieve(made[1].request_id, 0.1)
+    assert first is not None
+    assert first.result == "x"
+    promises.resolve(made[1], {"another": 1})  # the first answer stands
+    assert await promises.retrieve(made[1].request_id, 0.1) is first
     clock[0] = 11.0
     promises.sweep()
     assert promises.counters()["finished"] == 0
@@ -259,4 +262,6 @@ async def test_promises_drop_the_oldest_and_say_so() -> None:
     waiting = asyncio.create_task(promises.retrieve(made[3].request_id, 5))
     await asyncio.sleep(0)
     promises.resolve(made[3], Failure("no", "user"))
-    assert b"no" in (await waiting or b"")
+    answer = await waiting
+    assert answer is not None
+    assert answer.body(True) == (b'{"error":"no","category":"user"}', "application/json")

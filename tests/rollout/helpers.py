@@ -17,7 +17,9 @@ from mtrl_cli.testing.world import END, NumberChat, NumberTask, World
 BUDGET = Budget(turn_tokens=8, trajectory_tokens=100, context=200, max_turns=4, deadline=10)
 
 
-def admission(size: int = 1, budget: Budget = BUDGET, group: int = 0) -> GroupAdmission:
+def admission(
+    size: int = 1, budget: Budget = BUDGET, group: int = 0, policy_step: int = 0
+) -> GroupAdmission:
     return GroupAdmission(
         run="test",
         stream="train",
@@ -25,8 +27,8 @@ def admission(size: int = 1, budget: Budget = BUDGET, group: int = 0) -> GroupAd
         group=group,
         size=size,
         task=NumberTask().sample(group),
-        policy="policy-0",
-        policy_step=0,
+        policy=f"policy-{policy_step}",
+        policy_step=policy_step,
         sampling=SamplingParams(),
         budget=budget,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import Stop
-from mtrl_cli.training.groups import GroupRules, training_groups
+from mtrl_cli.training.groups import GroupRules, OnTruncated, training_groups
 from tests.rollout.helpers import admission
 from tests.training.helpers import group_of, member
 
@@ -82,12 +82,26 @@ def test_a_group_without_a_sampled_token_is_refused() -> None:
     assert outcome(Group(facts, members, (), None)) == "no_trained_token"
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected", "members"),
-    [("penalize", "trained", 3), ("mask", "trained", 2), ("skip_group", "model_truncated", 0)],
-)
-def test_truncated_members(rule: str, expected: str, members: int) -> None:
+@pytest.mark.parametrize(("rule", "members"), [("penalize", 3), ("mask", 2)])
+def test_truncated_members(rule: OnTruncated, members: int) -> None:
     group = group_of(-1, 1, 0, stop=Stop.TURN_TOKENS)
-    batch = training_groups([group], replace(RULES, on_truncated=rule))  # type: ignore[arg-type]
-    assert batch.outcomes == {0: expected}
+    batch = training_groups([group], replace(RULES, on_truncated=rule))
+    assert batch.outcomes == {0: "trained"}
     assert len(batch.trajectories) == members
+
+
+@pytest.mark.parametrize("on_truncated", ["penalize", "mask"])
+def test_any_truncated_member_skips_its_group(on_truncated: OnTruncated) -> None:
+    rules = replace(RULES, on_truncated=on_truncated, skip=frozenset({"model_truncated"}))
+    cut, whole = group_of(-1, 1, 0, stop=Stop.TURN_TOKENS), group_of(-1, 1, 0, group=1)
+    batch = training_groups([cut, whole], rules)
+    assert batch.outcomes == {0: "model_truncated", 1: "trained"}
+    assert [group.group for group in batch.groups] == [1]
+
+
+def test_constant_reward_groups_are_left_out_where_the_rule_says_so() -> None:
+    rules = replace(RULES, skip=frozenset({"constant_reward"}))
+    batch = training_groups([group_of(1, 1), group_of(0, 1, group=1)], rules)
+    assert batch.outcomes == {0: "constant_reward", 1: "trained"}
+    assert [group.group for group in batch.groups] == [1]
+    assert batch.skipped == {"constant_reward": 1}

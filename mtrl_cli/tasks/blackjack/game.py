@@ -10,6 +10,8 @@ sees first and nothing else: ``seed`` fixes the player's two cards and the up ca
 fixes the order of the remaining 49 cards (the first of them is the hole card).
 """
 
+from __future__ import annotations
+
 import random
 from dataclasses import dataclass, field
 
@@ -49,7 +51,7 @@ class Game:
     reward: float | None = None
 
     @classmethod
-    def deal(cls, seed: int, member: int = 0) -> "Game":
+    def deal(cls, seed: int, member: int = 0) -> Game:
         deck = [rank for rank in RANKS for _suit in range(4)]
         shared = random.Random(f"blackjack/{seed}")
         first, second, up = (deck.pop(shared.randrange(len(deck))) for _ in range(3))

@@ -1,5 +1,7 @@
 """What the model reads of a blackjack game: the system prompt, the tool, the observations."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from mtrl_cli.tasks.blackjack.game import Game, total

@@ -1,10 +1,17 @@
-"""The official SDK of the JSON generation drives `mtrl serve`.
+"""The official SDK drives `mtrl serve`: one body of tests, three generations of the API.
 
-Needs `tinker==0.16.1` in an environment of its own, as it pins much:
+0.16.1 speaks JSON; 0.25.0 writes passes and reads results in protobuf; 0.38.0 also needs ids of
+sequences, creates a model by loading, and finishes its session. Each needs an environment of its
+own (about 350 MB), as it pins much:
 
     python -m venv /opt/venv-tinker16 && /opt/venv-tinker16/bin/pip install tinker==0.16.1
+    python -m venv /opt/venv-tinker25 && /opt/venv-tinker25/bin/pip install tinker==0.25.0
+    python -m venv /opt/venv-tinker38 && /opt/venv-tinker38/bin/pip install tinker==0.38.0
 
-MTRL_TINKER16_PYTHON names its interpreter when it is elsewhere.
+MTRL_TINKER16_PYTHON, MTRL_TINKER25_PYTHON and MTRL_TINKER38_PYTHON name their interpreters when
+they are elsewhere. What is missing is skipped:
+
+    python -m pytest -m peer -rs tests/peers/test_tinker_sdk.py
 """
 
 import json
@@ -18,12 +25,15 @@ import pytest
 
 from tests.local.server_kit import Client, make_base, serving
 
-PYTHON = Path(os.environ.get("MTRL_TINKER16_PYTHON", "/opt/venv-tinker16/bin/python"))
+VERSIONS = {"16": "0.16.1", "25": "0.25.0", "38": "0.38.0"}
 
-pytestmark = [
-    pytest.mark.peer,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no tinker 0.16.1 at {PYTHON}"),
-]
+pytestmark = pytest.mark.peer
+
+
+def interpreter(short: str) -> Path:
+    default = f"/opt/venv-tinker{short}/bin/python"
+    return Path(os.environ.get(f"MTRL_TINKER{short}_PYTHON", default))
+
 
 SCRIPT = r"""
 import json, sys
@@ -98,14 +108,25 @@ try:
     )], "cross_entropy").result()
 except Exception as error:
     out["error"] = str(error)
+out["restored_id"] = restored.model_id
+out["finishes"] = hasattr(service, "__exit__")
+if out["finishes"]:
+    with service:
+        pass
 print("RESULT " + json.dumps(out, default=str))
 """
 
 KEY = "tml-a-test-key"
 
 
-@pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+@pytest.fixture(scope="module", params=VERSIONS)
+def answer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    short = str(request.param)
+    python = interpreter(short)
+    if not python.exists():
+        pytest.skip(f"no tinker {VERSIONS[short]} at {python}")
     folder = tmp_path_factory.mktemp("sdk")
     base = make_base(folder / "base")
     environment = {**os.environ, "SERVER_KEY": KEY}
@@ -117,13 +138,17 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         env=environment,
         headers={"X-API-Key": KEY},
     ) as client:
-        yield run_sdk(client)
+        result = run_sdk(python, client)
+        result["expected_version"] = VERSIONS[short]
+        result["counters"] = client.counters()
+        yield result
 
 
-def run_sdk(client: Client) -> dict[str, Any]:
+def run_sdk(python: Path, client: Client) -> dict[str, Any]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    environment["TINKER_TELEMETRY"] = "0"
     done = subprocess.run(
-        [str(PYTHON), "-c", SCRIPT, str(client.http.base_url), KEY],
+        [str(python), "-c", SCRIPT, str(client.http.base_url), KEY],
         capture_output=True, text=True, timeout=240, env=environment, check=False,
     )  # fmt: skip
     for line in done.stdout.splitlines():
@@ -134,7 +159,7 @@ def run_sdk(client: Client) -> dict[str, Any]:
 
 
 def test_it_is_the_pinned_version(answer: dict[str, Any]) -> None:
-    assert answer["version"] == "0.16.1"
+    assert answer["version"] == answer["expected_version"]
     assert answer["models"] == ["mtrl-tiny"]
     assert answer["info"]["lora_rank"] == 8
 
@@ -167,6 +192,14 @@ def test_it_saves_loads_lists_and_deletes(answer: dict[str, Any]) -> None:
         f"tinker://{model}/weights/state",
     ]
     assert answer["after_delete"] == [f"tinker://{model}/weights/state"]
+
+
+def test_the_newest_creates_by_loading_and_finishes_its_session(answer: dict[str, Any]) -> None:
+    newest = answer["version"] == "0.38.0"
+    assert answer["finishes"] == newest
+    assert (":train:" in answer["restored_id"]) == newest
+    assert answer["counters"]["sessions"] == (0 if newest else 1)
+    assert answer["counters"]["applied"][answer["restored_id"]]["optim_step"] == 1
 
 
 def test_bad_tokens_are_named(answer: dict[str, Any]) -> None:

@@ -1,0 +1,49 @@
+"""The outcome of a group, derived once more from its recorded trajectories.
+
+This is what `rollout.group` and `training.groups` decide, said again over what is on disk. What
+cannot be derived, as a declared value is not known, is None.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mtrl_cli.runs.verify.declared import Declared
+from mtrl_cli.runs.verify.episodes import Episode
+
+
+def outcome(episodes: Sequence[Episode], declared: Declared, *, trains: bool) -> str | None:
+    """``trained``, ``constant_reward`` or the reason why the group was skipped; ``complete``
+    where nothing is trained."""
+    members = [episode for episode in episodes if not episode.failed]
+    needed = _needed(declared)
+    if needed is None:
+        return None
+    if len(members) < needed:
+        return _most_frequent([episode for episode in episodes if episode.failed])
+    return _trained(members, declared.on_truncated) if trains else "complete"
+
+
+def _needed(declared: Declared) -> int | None:
+    """How many members make a group complete."""
+    if declared.size is None or declared.on_failure is None:
+        return None
+    if declared.on_failure == "shrink":
+        return None if declared.floor is None else min(declared.floor, declared.size)
+    return declared.size
+
+
+def _trained(members: Sequence[Episode], on_truncated: str | None) -> str | None:
+    if on_truncated is None:
+        return None
+    usable = members if on_truncated == "penalize" else [m for m in members if not m.truncated]
+    masked = len(usable) < len(members)
+    if on_truncated == "skip_group" and masked:
+        return "model_truncated"
+    if not any(member.logprobs for member in usable):
+        return "model_truncated" if masked else "no_trained_token"
+    return "constant_reward" if len({member.reward for member in usable}) == 1 else "trained"
+
+
+def _most_frequent(failures: Sequence[Episode]) -> str | None:
+    counts = Counter(failure.refusal or failure.stop for failure in failures)
+    return counts.most_common(1)[0][0] if counts else None

@@ -1,0 +1,120 @@
+"""Returning the sandboxes of a run that is gone: all at once, then each borrow is told its fate.
+
+Those whose ids the ledger knows are ended by them; the others of the run are found by their mark.
+A borrow that was asked for and has no id may still get its sandbox, until the service's own
+deadline for a creation has passed after the run's last sign of life; so long it is looked for.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.runs.ledger import LedgerEntry
+from mtrl_cli.runs.reap import Fate
+
+SANDBOX, ACCOUNT = "sandbox", "sandboxes"
+"""Kinds of borrows: one sandbox, and the run's use of the account."""
+
+PATIENCE = 240.0
+"""Seconds that all of it may take."""
+
+_BEAT = 2.0
+"""Seconds that a run may have lived on after its last heartbeat."""
+
+
+class Ended(Protocol):
+    """What became of a run's sandboxes."""
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Ids that the service says are gone."""
+        ...
+
+    @property
+    def killed(self) -> int:
+        """How many lived."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the rest may live; None where nothing does."""
+        ...
+
+
+class DeadSandboxes(Protocol):
+    """A service of sandboxes, as one key sees it."""
+
+    @property
+    def settles(self) -> float:
+        """Seconds after which a creation that was not answered can have no further effect."""
+        ...
+
+    @property
+    def place(self) -> str: ...
+
+    async def end(self, run: str, ids: Sequence[str], until: float) -> Ended:
+        """End those with these ids, and look for others of the run until a time of the clock."""
+        ...
+
+
+class SandboxReaping:
+    """The sandboxes of one run.
+
+    Args:
+        service: how to get at them; called when it is needed, and raises MtrlError.
+        tell: hears in one line what takes long.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        entries: Sequence[LedgerEntry],
+        service: Callable[[], DeadSandboxes],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._run = run
+        self._borrows = [e for e in entries if e.facts.get("kind") == SANDBOX]
+        self._service = service
+        self._tell = tell
+        self._ended: Ended | None = None
+
+    async def reap(self, borrow: LedgerEntry) -> Fate:
+        """Raises: MtrlError: the service is not to be had, or is another one."""
+        if self._ended is None:
+            self._ended = await self._end(str(borrow.facts.get("place")))
+        ended, name = self._ended, borrow.facts.get("id")
+        if borrow.facts.get("kind") == SANDBOX and name is not None:
+            if name in ended.gone:
+                return Fate(True, "gone")
+            return Fate(False, ended.trouble or "the service did not say that it is gone")
+        if ended.trouble is not None:
+            return Fate(False, ended.trouble, self._by_hand())
+        return Fate(True, f"{ended.killed} ended, none is left")
+
+    async def _end(self, place: str) -> Ended:
+        service = self._service()
+        if service.place != place:
+            raise MtrlError(f"the run's sandboxes are in {place}; now it leads to {service.place}")
+        open_ = [e for e in self._borrows if e.state != "released"]
+        ids = [str(e.facts["id"]) for e in open_ if "id" in e.facts]
+        nameless = len(open_) - len(ids)
+        until = self._last_sign() + service.settles if nameless else 0.0
+        if (left := until - time.time()) > 0:
+            self._tell(
+                f"{nameless} sandbox(es) of {self._run.name} whose creation was not answered may"
+                f" still appear: looking for them, {left:.0f} s"
+            )
+        return await service.end(self._run.name, ids, until)
+
+    def _last_sign(self) -> float:
+        """When the run can have sent its last request."""
+        try:
+            beat = (self._run / "heartbeat").stat().st_mtime + _BEAT
+        except OSError:
+            beat = time.time()
+        return min(beat, time.time())
+
+    def _by_hand(self) -> str:
+        return f"e2b sandbox list, and kill those with mtrl_run {self._run.name}"
