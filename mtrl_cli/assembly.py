@@ -42,7 +42,7 @@ from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.processes import process_facts
 from mtrl_cli.runs.registry import read_run
 from mtrl_cli.servers.connect import embedded_for, service_for
-from mtrl_cli.servers.interface import Capabilities, TrainingService
+from mtrl_cli.servers.interface import Capabilities, SnapshotStore, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.tasks.load import load_task
 
@@ -174,6 +174,24 @@ def dead_sandboxes(env: EnvConfig) -> DeadSandboxes:
         raise MtrlError("the run's config.yaml does not say how to get at its sandboxes")
     provider = Provider(env.e2b.api_key, template=env.e2b.template, timeout=env.open_timeout)
     return DeadSandboxes(provider, settles=env.e2b.settles, seconds=env.close_timeout)
+
+
+@asynccontextmanager
+async def snapshot_store(server: ServerConfig) -> AsyncIterator[SnapshotStore | None]:
+    """The snapshots of a server, one that runs or the embedded one, started on its store for as
+    long as the scope lasts. None where the server does not hand its snapshots out.
+
+    Raises:
+        MtrlError: the store is not there, or the server does not start.
+    """
+    async with AsyncExitStack() as borrowed:
+        embedded = embedded_for(server)
+        if embedded is not None:
+            if not embedded.store.is_dir():
+                raise MtrlError(f"server.store: there is no store in {embedded.store}")
+            await borrowed.enter_async_context(embedded)
+        service = service_for(server, embedded)
+        yield service if isinstance(service, SnapshotStore) else None
 
 
 def harness_factory(task: Task) -> HarnessFactory | None:

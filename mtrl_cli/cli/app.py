@@ -111,7 +111,8 @@ def rollout(
 ) -> None:
     """Play episodes under one policy.
 
-    policy=URI names it; without it the base model plays. Nothing is trained.
+    policy=NAME, policy=RUN@STEP or policy=URI names it; without it the base model plays.
+    Nothing is trained.
     conf=NAME chooses the experiment (blackjack without it), KEY=VALUE changes it.
     """
     from mtrl_cli.cli.experiment import Asked, carry_out
@@ -119,6 +120,36 @@ def rollout(
     asked = Asked("rollout", overrides or [], config_dir or [], groups)
     with told_in_one_line(debug=debug) as teller:
         raise typer.Exit(carry_out(asked, teller, dry_run=dry_run, as_json=as_json))
+
+
+@app.command("eval", cls=ExperimentCommand)
+def evaluate(
+    overrides: Overrides = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="POLICY",
+            help="Play these games under it too: as policy=, or base, or none. Without it the"
+            " policy that the run began from, else the base model.",
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    config_dir: ConfigDirs = None,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a policy on held-out games.
+
+    policy=NAME, policy=RUN@STEP or policy=URI names it; eval.games, eval.seed and eval.greedy say
+    what is played. A second policy plays the same games, and both are compared game by game.
+    """
+    from mtrl_cli.cli.evaluate import evaluate as carry_out
+    from mtrl_cli.cli.experiment import Asked
+
+    asked = Asked("eval", overrides or [], config_dir or [], groups=0)
+    with told_in_one_line(debug=debug) as teller:
+        raise typer.Exit(carry_out(asked, against, teller, dry_run=dry_run, as_json=as_json))
 
 
 @app.command()
@@ -243,3 +274,42 @@ def verify(
 
     with told_in_one_line(debug=debug) as teller:
         raise typer.Exit(verify_run(run, runs_dir, teller, as_json=as_json))
+
+
+@app.command()
+def publish(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="A run: its id, a part of it, or last. With --export, also a name."
+        ),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", min=0, help="The step; without it the last commit."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="What to call it.")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="DIR", help="Also download the weights (safetensors)."),
+    ] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="List what has a name.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Give a run's policy a name that stays.
+
+    The name is played with policy=NAME, and never stands for other weights.
+    """
+    from mtrl_cli.cli.publish import publish_run, show_policies
+
+    with told_in_one_line(debug=debug):
+        if list_them:
+            if run is not None or step is not None or name is not None or export is not None:
+                raise UsageError("--list stands alone, with --runs-dir and --json")
+            raise typer.Exit(show_policies(runs_dir, as_json=as_json))
+        code = publish_run(run, step=step, name=name, export=export, runs=runs_dir, as_json=as_json)
+        raise typer.Exit(code)

@@ -119,6 +119,8 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "sandboxes", _need(facts["sandboxes"])
     if facts["policy"]:
         yield "policy", facts["policy"]
+    if facts.get("against"):
+        yield "against", facts["against"]
     if facts["evaluation"]:
         yield "evaluation", _games(facts["evaluation"])
     for secret in facts["secrets"]:
@@ -135,6 +137,12 @@ def _resumed(run: Mapping[str, Any]) -> str:
 
 
 def _counts(facts: Mapping[str, Any]) -> str:
+    if (games := facts.get("games")) is not None:
+        policies = "2 policies" if facts["policies"] > 1 else "1 policy"
+        return (
+            f"{games:,} games × {policies} = {facts['trajectories']:,} episodes,"
+            f" {facts['at_once']:,} at once, temperature {facts['temperature']:g}"
+        )
     groups = facts.get("groups_per_step", facts.get("groups"))
     factors = [f"{groups} groups", f"{facts['group_size']} trajectories"]
     if facts["steps"] is not None:

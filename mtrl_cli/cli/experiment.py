@@ -49,17 +49,21 @@ def refuse_json_alone(*, dry_run: bool, as_json: bool) -> None:
 
 
 def show_plan(
-    asked: Asked, composed: Composed, as_json: bool, resumed: Mapping[str, Any] | None = None
+    asked: Asked, composed: Composed, as_json: bool, more: Mapping[str, Any] | None = None
 ) -> int:
-    """Print what would happen; the exit code. ``resumed`` is the run that would go on."""
+    """Print what would happen; the exit code. ``more`` are facts that win over the plan's."""
     from mtrl_cli.cli import dry_run
 
     experiment = resolve(composed, secrets=False)
     refuse_invalid(experiment, composed, training=asked.trains)
     check_runs_dir(experiment.run.dir)
     facts = dry_run.plan(asked.command, composed, experiment, asked.groups)
-    if resumed is not None:
-        facts |= {"resumes": dict(resumed), "runs": resumed["folder"]}
+    if asked.command == "rollout" and experiment.policy is not None:
+        from mtrl_cli.training.policies import choose_policy
+
+        chosen = choose_policy(experiment, experiment.policy)
+        facts["policy"] = chosen.uri if chosen is not None else None
+    facts |= more or {}
     screen, redact = Screen(sys.stdout), composed.redact
     if as_json:
         screen.line(redact(json.dumps(facts, indent=2)))
@@ -95,15 +99,17 @@ def _run(asked: Asked, composed: Composed, teller: Teller) -> int:
     )
 
 
-def display_plan(asked: Asked, experiment: Experiment) -> DisplayPlan:
+def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> DisplayPlan:
+    """What is shown of a run; ``policies`` is how many an evaluation plays."""
     return DisplayPlan(
         title=f"{asked.command} {experiment.name}",
         games=experiment.eval.games,
         games_during=experiment.eval.games_during,
         concurrency=experiment.run.concurrency,
         drain_timeout=experiment.run.drain_timeout,
-        keep_groups=not asked.trains,
+        keep_groups=asked.command == "rollout",
         total_groups=asked.groups,
+        policies=policies,
     )
 
 

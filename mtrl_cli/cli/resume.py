@@ -49,7 +49,8 @@ def resume_run(resume: Resume, teller: Teller, *, dry_run: bool, as_json: bool) 
     committed = history.last.step if history.last else 0
     changed = _accepted(run, differences(before, now, committed), resume.force)
     if dry_run:
-        return show_plan(resume.asked, now, as_json, _facts(run, history))
+        facts = _facts(run, history)
+        return show_plan(resume.asked, now, as_json, {"resumes": facts, "runs": facts["folder"]})
     experiment = resolve(now)
     refuse_invalid(experiment, now, training=True)
     if run.status == "finished" and experiment.train.steps <= committed:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.display.terminal import Screen
-from mtrl_cli.display.text import harmless, reward, short_age
+from mtrl_cli.display.text import harmless, reward, short_age, table
+from mtrl_cli.runs.places import require_runs_dir
 from mtrl_cli.runs.registry import RunRecord, list_runs
 
 _HEADS = ("run", "experiment", "status", "step", "age", "evaluation", "quarantined")
@@ -16,7 +17,12 @@ _LONGEST = 32
 
 
 def show_runs(runs: Path, *, as_json: bool) -> int:
-    """Print the runs; the exit code."""
+    """Print the runs; the exit code.
+
+    Raises:
+        UsageError: the folder that was asked for is not there.
+    """
+    require_runs_dir(runs)
     found = list_runs(runs)
     now = time.time()
     if as_json:
@@ -25,7 +31,9 @@ def show_runs(runs: Path, *, as_json: bool) -> int:
     elif not found:
         Screen(sys.stderr).line(harmless(f"no runs in {runs} (see --runs-dir)"))
     else:
-        _print_table([_HEADS, *(_row(run, now) for run in found)])
+        screen = Screen(sys.stdout)
+        for line in table([_HEADS, *(_row(run, now) for run in found)]):
+            screen.line(line)
         _hint([run.id for run in found if run.status == "lost" and "reaped" not in run.state])
     return 0
 
@@ -64,7 +72,7 @@ def _row(run: RunRecord, now: float) -> tuple[str, ...]:
         harmless(run.id),
         harmless(str(state.get("experiment", "-")), _LONGEST),
         harmless(run.status, _LONGEST),
-        f"{step}/{steps}" if steps else "-" if state.get("kind") == "rollout" else f"{step}",
+        f"{step}/{steps}" if steps else "-" if state.get("kind") != "train" else f"{step}",
         "-" if age is None else short_age(age),
         _evaluation(state.get("evaluation")),
         str(len(run.quarantined) or "-"),
@@ -72,23 +80,15 @@ def _row(run: RunRecord, now: float) -> tuple[str, ...]:
 
 
 def _evaluation(evaluation: Any) -> str:
-    """The means before and after training, as far as there are any."""
+    """The means before and after training, or of an evaluation, as far as there are any."""
     if not isinstance(evaluation, dict):
         return "-"
     means = [
         reward(figures.get("mean"))
-        for when in ("before", "after")
+        for when in ("before", "after", "eval")
         if isinstance(figures := evaluation.get(when), dict)
     ]
     return " → ".join(means) or "-"
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    screen = Screen(sys.stdout)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        screen.line("  ".join(cells).rstrip())
 
 
 def _hint(lost: Sequence[str]) -> None:

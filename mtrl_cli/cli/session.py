@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from mtrl_cli.cli.failures import FAILED, Teller
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
@@ -35,11 +35,24 @@ class Work(Protocol):
 class Session:
     """Runs one piece of work to its end, whatever that end is."""
 
-    def __init__(self, *, plan: DisplayPlan, teller: Teller, play: str | None) -> None:
+    def __init__(
+        self,
+        *,
+        plan: DisplayPlan,
+        teller: Teller,
+        play: str | None,
+        stream: TextIO | None = None,
+    ) -> None:
+        """``stream`` is where the run is shown, standard output without it."""
         self._teller = teller
-        self._presenter: Presenter = presenter(plan, redact=teller.redact, play=play)
+        self._presenter: Presenter = presenter(plan, redact=teller.redact, play=play, stream=stream)
         self._signals = Signals(last_words=self._last_words)
         self._broken: Exception | None = None
+
+    @property
+    def finished(self) -> RunFinished | None:
+        """How the run ended, once it has."""
+        return self._presenter.state.finished
 
     def run(self, work: Work) -> int:
         """The exit code."""

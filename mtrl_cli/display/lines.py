@@ -1,10 +1,10 @@
 """The sentences that more than one presenter says, as plain text."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.text import clock, compact, figure, gap, harmless, policy_name, reward
-from mtrl_cli.training.events import Evaluated
+from mtrl_cli.training.events import Comparison, Evaluated
 
 Redact = Callable[[str], str]
 
@@ -43,10 +43,27 @@ def _step_parts(state: RunState, now: float) -> Iterator[str]:
 
 
 def evaluated_line(result: Evaluated) -> str:
-    return (
-        f"evaluation {harmless(result.label)}: {reward(result.mean)} ± {result.se:.3f}"
+    line = (
+        f"evaluation {harmless(result.label)}: {with_error(result.mean, result.se)}"
         f" over {result.games:,} games, invalid tool calls {result.invalid_call_share:.1%}"
     )
+    return f"{line}, {compared(result.versus)}" if result.versus is not None else line
+
+
+def with_error(mean: float, se: float | None, sign: str = "") -> str:
+    """A mean and its standard error, where it has one."""
+    return f"{mean:{sign}z.3f}" + ("" if se is None else f" ± {se:.3f}")
+
+
+def interval(bounds: Sequence[float] | None, sign: str = "") -> str:
+    """A 95 % confidence interval in brackets; nothing where there is none."""
+    return "" if bounds is None else f" (95 % {bounds[0]:{sign}z.3f} to {bounds[1]:{sign}z.3f})"
+
+
+def compared(versus: Comparison) -> str:
+    """The mean of the differences, game by game."""
+    gain = with_error(versus.mean, versus.se, "+") + interval(versus.interval, "+")
+    return f"{gain} against {harmless(versus.label)} on the same {versus.pairs:,} games"
 
 
 def progress_line(state: RunState) -> str:

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from mtrl_cli.display.lines import Redact
 from mtrl_cli.display.plain import PlainPresenter
@@ -41,10 +41,12 @@ def presenter(
     redact: Redact,
     play: str | None = None,
     environ: Mapping[str, str] | None = None,
+    stream: TextIO | None = None,
 ) -> Presenter:
-    """The presenter for standard output as it is."""
-    able, state, screen = abilities(environ), RunState(plan, time.monotonic()), Screen(sys.stdout)
-    if not able.live:
+    """The presenter for standard output as it is; another ``stream`` gets plain lines."""
+    able, state = abilities(environ), RunState(plan, time.monotonic())
+    screen = Screen(stream or sys.stdout)
+    if not able.live or stream not in (None, sys.stdout):
         return PlainPresenter(state, screen, redact=redact, play=play)
     from mtrl_cli.display.live import LivePresenter
 

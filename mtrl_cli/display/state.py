@@ -51,6 +51,8 @@ class DisplayPlan:
     """Keep finished groups for a table at the end (``mtrl rollout``)."""
     total_groups: int | None = None
     """Groups that will be played, where that is all that happens (``mtrl rollout``)."""
+    policies: int = 0
+    """Policies that play the games, where that is all that happens (``mtrl eval``)."""
 
 
 @dataclass(slots=True)
@@ -105,10 +107,15 @@ class EvaluationView:
     done: int = 0
     total_reward: float = 0.0
     rewarded: int = 0
+    mixed: bool = False
+    """Games of several policies."""
 
     @property
     def mean(self) -> float | None:
-        return self.total_reward / self.rewarded if self.rewarded else None
+        """The mean return so far."""
+        if self.mixed or not self.rewarded:
+            return None
+        return self.total_reward / self.rewarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +307,10 @@ class RunState:
 
     def _begin_evaluation(self, step: int | None) -> None:
         self.groups.clear()
+        if policies := self.plan.policies:
+            total = policies * self.plan.games
+            self.evaluation = EvaluationView("eval", total, mixed=policies > 1)
+            return
         if self.step == 0 and not self.evaluations:
             label, games = "before", self.plan.games
         elif step is None or step >= self.steps:

@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Iterator
 
-from mtrl_cli.display.lines import reasons
+from mtrl_cli.display.lines import interval, reasons, with_error
 from mtrl_cli.display.state import GroupView, RunState
-from mtrl_cli.display.text import clock, compact, gap, harmless, reward
-from mtrl_cli.training.events import Evaluated, RunFinished
+from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward
+from mtrl_cli.training.events import Comparison, Evaluated, RunFinished
 
 
 def summary(state: RunState, now: float, play: str | None = None) -> list[str]:
@@ -56,7 +56,11 @@ def _headline(state: RunState, finished: RunFinished, now: float) -> str:
 
 
 def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator[tuple[str, str]]:
-    yield from _reward(state, finished.before, finished.after)
+    if finished.evaluated is not None:
+        yield from _evaluated(finished.evaluated, finished.before)
+        yield from _known(state)
+    else:
+        yield from _reward(state, finished.before, finished.after)
     tokens = f"{compact(finished.sampled_tokens)} tokens sampled"
     yield "episodes", f"{finished.episodes:,}, {tokens}"
     if finished.skipped:
@@ -92,15 +96,49 @@ def _reward(
     if before is None and after is None:
         return
     told = [
-        f"{label} {reward(result.mean)} ± {result.se:.3f}"
+        f"{label} {with_error(result.mean, result.se)}"
         for label, result in (("before", before), ("after", after))
         if result is not None
     ]
     gain = f"  ({after.mean - before.mean:+z.3f})" if before and after else ""
     games = (after or before or state.evaluations[0]).games
     yield "reward", f"{' → '.join(told)}{gain}  ± standard error, {games:,} games each"
+    if after is not None and after.versus is not None:
+        yield "paired", _paired(after.versus)
+    yield from _known(state)
+    shares = [f"{result.invalid_call_share:.1%}" for result in (before, after) if result]
+    yield "", f"invalid tool calls {' → '.join(shares)}"
+
+
+def _known(state: RunState) -> Iterator[tuple[str, str]]:
+    """What known policies reach."""
     if state.run is not None and state.run.references:
         known = sorted(state.run.references.items(), key=lambda item: item[1])
         yield "", "known: " + ", ".join(f"{harmless(name)} {value:.3f}" for name, value in known)
-    shares = [f"{result.invalid_call_share:.1%}" for result in (before, after) if result]
-    yield "", f"invalid tool calls {' → '.join(shares)}"
+
+
+def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[tuple[str, str]]:
+    """One policy's figures, and what it is worth against another one."""
+    heat = "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}"
+    mean = with_error(result.mean, result.se) + interval(result.interval)
+    yield "reward", f"{mean}, {result.games:,} games, {heat}"
+    low, high = result.pass_interval or (0.0, 1.0)
+    share = result.passed / result.games
+    yield "passed", f"{share:.1%} (95 % {low:.1%} to {high:.1%})"
+    yield "ended", f"{reasons(result.stops)}; unfinished {result.unfinished / result.games:.1%}"
+    yield "", f"invalid tool calls {result.invalid_call_share:.1%}"
+    if result.failed:
+        yield "", f"{result.failed:,} games left out: they failed for infrastructure"
+    if rival is not None:
+        name = harmless(policy_name(rival.policy))
+        yield "against", f"{name}: {with_error(rival.mean, rival.se)}, {rival.games:,} games"
+    if result.versus is not None:
+        yield "paired", _paired(result.versus)
+
+
+def _paired(versus: Comparison) -> str:
+    """Game by game: the mean difference, and who won how often."""
+    gain = with_error(versus.mean, versus.se, "+") + interval(versus.interval, "+")
+    counted = f"{versus.wins:,} won, {versus.ties:,} tied, {versus.losses:,} lost"
+    left = f", {versus.left_out:,} left out" if versus.left_out else ""
+    return f"{gain}; of {versus.pairs:,} games {counted}{left}"

@@ -5,6 +5,7 @@ cursor, set the window's title or hide text. Every such string passes through `h
 """
 
 import re
+from collections.abc import Iterator, Sequence
 
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1: escape sequences begin here
@@ -67,3 +68,11 @@ def gap(value: float) -> str:
 def policy_name(uri: str) -> str:
     """The part of a policy's URI that tells policies of one run apart."""
     return uri.rstrip("/").rpartition("/")[2] or uri
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table whose columns are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from mtrl_cli.errors import UsageError
 
+DEFAULT_RUNS = "runs"
+
 
 def default_store() -> Path:
     """The user's folder of weights: ``$MTRL_HOME/store``, or below the XDG data folder."""
@@ -33,6 +35,16 @@ def check_runs_dir(runs: str) -> None:
             raise UsageError(f"run.dir: {runs!r} cannot be made: {str(base)!r} is not writable")
     except OSError as error:
         raise UsageError(f"run.dir: {runs!r} cannot be used: {error.strerror}") from error
+
+
+def require_runs_dir(runs: Path) -> None:
+    """See that a folder which the user names is there; the default one may not be there yet.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if runs != Path(DEFAULT_RUNS) and not runs.is_dir():
+        raise UsageError(f"--runs-dir: there is no folder {str(runs)!r}")
 
 
 def _read_only(folder: Path) -> bool:

@@ -13,12 +13,14 @@ A **reading call** (sample, logprobs) changes nothing and is retried within one 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import Sample, SampleRequest
+from mtrl_cli.servers.errors import ServerError
 
 T = TypeVar("T")
 
@@ -218,4 +220,45 @@ class TrainingService(Protocol):
 
     async def logprobs(self, policy: str, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs of ``tokens`` under ``policy``, float32 [T]; the first one is NaN."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """What a server says of one of its snapshots; None where it does not say."""
+
+    uri: str
+    time: str | None
+    """When it was made, ISO 8601."""
+    size: int | None
+    """Bytes."""
+    digest: str | None
+    """Of the weights, with the name of the hash in front: ``sha256:…``."""
+
+
+class CannotList(ServerError):  # noqa: N818 - what the server is not able to do
+    """The server cannot say which snapshots it has."""
+
+
+@runtime_checkable
+class SnapshotStore(Protocol):
+    """What a client has beside `TrainingService` where its server lists its snapshots and hands
+    them out. Both may be called without being connected."""
+
+    async def snapshot(self, uri: str) -> SnapshotFacts | None:
+        """What the server says of a snapshot; None when it does not hold it.
+
+        Raises:
+            CannotList: the server cannot say.
+            ServerError: it cannot be reached, or refuses.
+        """
+        ...
+
+    async def download(self, uri: str, folder: Path) -> None:
+        """Put a snapshot's weights as safetensors, and what is needed to load them, into
+        ``folder``, which exists and is empty.
+
+        Raises:
+            ServerError: the server does not hand it out, or what arrived is not whole.
+        """
         ...

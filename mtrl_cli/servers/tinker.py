@@ -8,6 +8,7 @@ turns are sampled by `tinker_sampling`. Bodies are JSON or protobuf (`tinker_for
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -31,12 +32,14 @@ from mtrl_cli.servers.interface import (
     ForwardBackwardResult,
     LossSpec,
     ModelSpec,
+    SnapshotFacts,
 )
 from mtrl_cli.servers.tinker_calls import Calls, flat
 from mtrl_cli.servers.tinker_codec import MalformedReply
 from mtrl_cli.servers.tinker_formats import Formats, prompt_logprobs_of, sample_of
 from mtrl_cli.servers.tinker_sampling import Counts, Sampling, base_uri
 from mtrl_cli.servers.tinker_session import Door, Offer
+from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
 from mtrl_cli.servers.tinker_training import Training
 from mtrl_cli.servers.transport import Address, Transport
 
@@ -44,7 +47,7 @@ T = TypeVar("T")
 
 
 class TinkerService:
-    """Implements `interface.TrainingService`.
+    """Implements `interface.TrainingService` and `interface.SnapshotStore`.
 
     Args:
         address: where the server is, and the key to it.
@@ -82,7 +85,7 @@ class TinkerService:
         self._formats = formats or Formats.of("auto")
         self._calls = Calls(self._formats, str if slashes else flat)
         self._transport = Transport(address, connections)
-        self._door = Door(self._transport, key_variable, self._formats)
+        self._door = Door(self._transport, key_variable)
         self._training = Training(
             self._transport,
             training_timeout,
@@ -132,9 +135,7 @@ class TinkerService:
             self._formats,
             cancels=self._capabilities.cancels,
         )
-        self._heartbeat = Heartbeat(
-            self._address, self._session, self._heartbeat_period, keys=self._transport.keys
-        )
+        self._heartbeat = Heartbeat(self._address, self._session, self._heartbeat_period)
         self._heartbeat.start()
 
     def _take(self, offer: Offer) -> None:
@@ -214,6 +215,12 @@ class TinkerService:
             return prompt_logprobs_of(answer, len(tokens))
         except MalformedReply as error:
             raise ServerError(f"no logprobs under {policy}: {error}") from None
+
+    async def snapshot(self, uri: str) -> SnapshotFacts | None:
+        return await TinkerSnapshots(self._address).facts(uri)
+
+    async def download(self, uri: str, folder: Path) -> None:
+        await TinkerSnapshots(self._address).download(uri, folder)
 
     def _policy_named(self, asked: str, weights: str) -> str:
         """The policy that the server's name for its weights stands for.

@@ -1,24 +1,29 @@
-"""Evaluation: the mean return of one policy over a fixed set of fresh games.
+"""Evaluation: one policy over a fixed set of fresh games.
 
 Each game is a group of one. The games depend on ``eval.seed`` and on nothing else, their seeds
 come from a stream that training never draws from, and the sampling seeds are the same for every
-policy, so that two policies are compared on the same games. An unfinished episode counts with
-its ``unfinished_reward``; a game that failed for good is left out and counted.
+policy, so that two policies are compared on the same games (see `games`).
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
-from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import SamplingParams, Task
-from mtrl_cli.rollout.trajectory import Trajectory
-from mtrl_cli.training.events import Evaluated
+from mtrl_cli.training.games import (
+    Game,
+    Played,
+    first_failure,
+    game_of,
+    invalid_share,
+    pass_rule,
+)
+
+__all__ = ["EvaluationPlan", "evaluate", "first_failure", "game_admissions", "invalid_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,11 @@ class EvaluationPlan:
     sampling: SamplingParams
     budget: Budget
 
+    def played(self, label: str, policy: str, games: list[Game]) -> Played:
+        """The record of games that were played by this plan."""
+        ordered = tuple(sorted(games, key=lambda game: game.index))
+        return Played(label, policy, self.seed, self.sampling.temperature, ordered)
+
 
 async def evaluate(
     rollout: ClientMultiTurnRollout,
@@ -39,46 +49,26 @@ async def evaluate(
     *,
     run: str,
     label: str,
-) -> Evaluated:
+) -> Played:
     """Play the plan's games under ``policy``.
 
     Raises:
         MtrlError: not one game could be played; the text names the first failure.
     """
-    groups = await rollout.run(_admissions(task, policy, plan, run))
-    games = [member for group in groups for member in group.members]
-    if not games:
+    groups = await rollout.run(list(game_admissions(task, policy, plan, run)))
+    passed = pass_rule(task)
+    played = plan.played(label, policy.uri, [game_of(group, passed) for group in groups])
+    if not played.scored:
         raise MtrlError(f"evaluation {label}: no game could be played: {first_failure(groups)}")
-    returns = [game.reward for game in games if game.reward is not None]
-    mean = math.fsum(returns) / len(returns)
-    return Evaluated(
-        label=label,
-        policy=policy.uri,
-        mean=mean,
-        se=_standard_error(returns, mean),
-        games=len(returns),
-        invalid_call_share=invalid_share(games),
-    )
+    return played
 
 
-def invalid_share(games: Sequence[Trajectory]) -> float:
-    """The share of turns that did not end in a tool call that the environment executed."""
-    turns = [turn for game in games for turn in game.turns]
-    invalid = sum(not turn.calls or any(call.error for call in turn.calls) for turn in turns)
-    return invalid / len(turns) if turns else 0.0
-
-
-def first_failure(groups: Sequence[Group]) -> str:
-    """Why the first failed attempt failed, for an error message."""
-    failures = [failure.failure for group in groups for failure in group.failures]
-    return next((failure for failure in failures if failure), "unknown reason")
-
-
-def _admissions(
+def game_admissions(
     task: Task, policy: PolicySnapshot, plan: EvaluationPlan, run: str
-) -> list[GroupAdmission]:
-    return [
-        GroupAdmission(
+) -> Iterator[GroupAdmission]:
+    """The plan's games under one policy, made one by one."""
+    for index in range(plan.games):
+        yield GroupAdmission(
             run=run,
             stream="eval",
             run_seed=plan.seed,
@@ -90,13 +80,3 @@ def _admissions(
             sampling=plan.sampling,
             budget=plan.budget,
         )
-        for index in range(plan.games)
-    ]
-
-
-def _standard_error(values: Sequence[float], mean: float) -> float:
-    """The standard error of the mean, with the sample standard deviation."""
-    if len(values) < 2:
-        return 0.0
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return math.sqrt(variance / len(values))

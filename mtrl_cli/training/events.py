@@ -1,7 +1,7 @@
 """What a training run tells whoever watches, beside the events of the rollout core."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,49 @@ class EvaluationProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """A policy against another one on the same games: the returns' differences, game by game."""
+
+    against: str
+    """The other policy."""
+    label: str
+    """Of the evaluation that it was played in."""
+    pairs: int
+    left_out: int
+    """Games that failed for one of the two."""
+    mean: float
+    se: float | None
+    interval: Sequence[float] | None
+    """95 % confidence interval of the mean; None, as the standard error, of a single pair."""
+    wins: int
+    ties: int
+    losses: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated:
-    """``mean`` and ``se`` (standard error) of the return over ``games`` episodes."""
+    """The return of a policy over ``games`` episodes; intervals are of 95 %."""
 
     label: str
     policy: str
     mean: float
-    se: float
+    se: float | None
+    """Standard error of the mean; None of a single game."""
     games: int
     invalid_call_share: float
-    """Tool calls that were answered by an error, as a share of all tool calls."""
+    """Turns that did not end in tool calls which the environment executed, as a share of all."""
+    interval: Sequence[float] | None = None
+    passed: int = 0
+    """Episodes that count as passed."""
+    pass_interval: Sequence[float] | None = None
+    stops: Mapping[str, int] = field(default_factory=dict)
+    """Episodes by how they ended."""
+    unfinished: int = 0
+    """Episodes that ended without the environment's ``done``."""
+    failed: int = 0
+    """Games left out because they failed for infrastructure."""
+    temperature: float | None = None
+    versus: Comparison | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +118,5 @@ class RunFinished:
     skipped: Mapping[str, int]
     """Groups that were not trained, by reason."""
     quarantined: tuple[str, ...] = ()
+    evaluated: Evaluated | None = None
+    """What ``mtrl eval`` found."""

@@ -34,6 +34,7 @@ from mtrl_cli.training.events import (
     RunFinished,
     RunStarted,
 )
+from mtrl_cli.training.games import Evaluations
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.totals import Totals
 
@@ -48,6 +49,7 @@ class Outcome:
     policy: str | None = None
     before: Evaluated | None = None
     after: Evaluated | None = None
+    evaluated: Evaluated | None = None
 
 
 class Frame:
@@ -133,10 +135,12 @@ class Frame:
             return None
         self.observer(PhaseStarted("evaluation"))
         games = evaluate(rollout, parts.task, policy, plan, run=self.folder.id, label=label)
-        result = await until_drain(games, self.stop)
-        if result is not None:
-            self.folder.evaluated(label, asdict(result))
-            self.observer(result)
+        played = await until_drain(games, self.stop)
+        if played is None:
+            return None
+        first = None if label == "before" else "before"
+        result = Evaluations(self.folder.path).record(played, against=first)
+        self.tell_evaluation(result)
         return result
 
     def evaluated(self, label: str) -> Evaluated | None:
@@ -146,6 +150,11 @@ class Frame:
             return None
         known = {item.name for item in fields(Evaluated)}
         return Evaluated(**{name: value for name, value in figures.items() if name in known})
+
+    def tell_evaluation(self, result: Evaluated) -> None:
+        """Record an evaluation, and tell it."""
+        self.folder.evaluated(result.label, asdict(result))
+        self.observer(result)
 
     def announce(self, parts: Parts, steps: int, step: int = 0) -> None:
         """Tell that the work begins: of ``steps`` steps, ``step`` are behind us."""
@@ -244,6 +253,7 @@ class Frame:
                 *self.folder.inherited,
                 *(borrow.describe() for borrow in self.resources.live),
             ),
+            evaluated=outcome.evaluated,
         )
         self.observer(finished)
         return finished

@@ -40,6 +40,7 @@ from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate, first_failure
 from mtrl_cli.training.events import PhaseStarted, StepFinished
+from mtrl_cli.training.games import Evaluations, evaluation_metrics
 from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
 from mtrl_cli.training.metrics import rollout_metrics, training_metrics
 from mtrl_cli.training.operations import Operations
@@ -278,13 +279,14 @@ class TrainingLoop:
         evaluation: EvaluationPlan = self._plan.evaluation_during
         self._observer(PhaseStarted("evaluation", step + 1))
         label = f"step {step + 1}"
-        result = await until_drain(
+        played = await until_drain(
             evaluate(
                 self._rollout, self._task, policy, evaluation, run=self._folder.id, label=label
             ),
             self._stop,
         )
-        if result is None:
+        if played is None:
             return
-        self._record_metrics(step + 1, {"eval/mean": result.mean, "eval/se": result.se})
+        result = Evaluations(self._folder.path).record(played, against="before")
+        self._record_metrics(step + 1, evaluation_metrics(result))
         self._observer(result)

@@ -25,6 +25,7 @@ from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import first_failure
 from mtrl_cli.training.events import PhaseStarted, RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
+from mtrl_cli.training.policies import choose_policy, held_policy
 
 
 async def play(
@@ -40,8 +41,10 @@ async def play(
     base model where it is None, and write their trajectories.
 
     Raises:
+        UsageError: ``experiment.policy`` names no policy of the experiment's server.
         MtrlError: the run failed, or not one group could be played; the text is one line.
     """
+    chosen = choose_policy(experiment, experiment.policy)
     await until_drain(check_experiment(experiment), stop)
     if stop.draining:
         return cancelled_before_it_began()
@@ -52,9 +55,8 @@ async def play(
 
     async def work(parts: Parts) -> None:
         frame.announce(parts, 0)
-        policy = experiment.policy or await parts.service.base_policy()
-        frame.outcome.policy = policy
-        frame.folder.update(policy=policy)
+        policy = await held_policy(parts.service, chosen)
+        frame.policy(policy)
         observer(PhaseStarted("sampling"))
         played: list[Group] = []
         try:
@@ -81,12 +83,14 @@ def _at_once(frame: Frame) -> int:
     return 2 * math.ceil(frame.experiment.run.concurrency / frame.plan.group_size)
 
 
-def _admissions(frame: Frame, task: Task, policy: str, groups: int) -> Iterator[GroupAdmission]:
+def _admissions(
+    frame: Frame, task: Task, policy: PolicySnapshot, groups: int
+) -> Iterator[GroupAdmission]:
     """Made one by one, as there is room for them."""
-    plan, snapshot = frame.plan, PolicySnapshot(policy, step=0)
+    plan = frame.plan
     for group in range(groups):
         sample = task.sample(seeds.derive("task/rollout", plan.seed, group))
-        yield plan.admission(frame.folder.id, "rollout", group, sample, snapshot)
+        yield plan.admission(frame.folder.id, "rollout", group, sample, policy)
 
 
 def _record(frame: Frame, played: list[Group]) -> None:

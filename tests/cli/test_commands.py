@@ -1,6 +1,7 @@
 """The commands as a user types them: exit codes, what goes where, and what is not imported."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -10,9 +11,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from mtrl_cli.config.places import experiments, packaged_conf
 from tests.cli.processes import command, environment, mtrl, on_terminal
 
 SECRET = "sk-3f9ab1"
+POLICY = "tinker://model_0123456789ab/sampler_weights/RUN/a1/step-000012"
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -50,9 +53,9 @@ def test_help_lists_what_can_be_composed(tmp_path: Path, name: str) -> None:
     (tmp_path / "conf" / "mine.yaml").write_text("name: mine\n")
     (tmp_path / "conf" / "env" / "own.yaml").write_text("kind: openenv\n")
     out = mtrl(name, "--help", cwd=tmp_path).stdout
-    assert "blackjack, mine" in out
-    assert "local, tinker" in out
-    assert "openenv, own" in out
+    assert re.search(r"^  blackjack, .*\bmine$", out, re.MULTILINE)
+    assert re.search(r"^  server +local, tinker\b", out, re.MULTILINE)
+    assert re.search(r"^  env .*\bopenenv, .*\bown\b", out, re.MULTILINE)
 
 
 def test_a_dry_run_tells_what_would_happen_and_creates_nothing(tmp_path: Path) -> None:
@@ -70,9 +73,9 @@ def test_a_dry_run_tells_what_would_happen_and_creates_nothing(tmp_path: Path) -
 
 
 def test_a_dry_run_in_json(tmp_path: Path) -> None:
-    done = mtrl("rollout", "--groups", "3", "--dry-run", "--json", "policy=x://y", cwd=tmp_path)
+    done = mtrl("rollout", "--groups", "3", "--dry-run", "--json", f"policy={POLICY}", cwd=tmp_path)
     facts = json.loads(done.stdout)
-    assert (facts["groups"], facts["group_size"], facts["policy"]) == (3, 8, "x://y")
+    assert (facts["groups"], facts["group_size"], facts["policy"]) == (3, 8, POLICY)
     assert facts["evaluation"] is None
     assert (facts["server"]["snapshots"], facts["server"]["dedupes"]) == ("immutable", True)
 
@@ -105,7 +108,8 @@ def test_no_output_ever_shows_a_secret(tmp_path: Path) -> None:
             ["conf=blackjak"],
             "error: no experiment 'blackjak'\n"
             "   at: conf=blackjak\n"
-            " hint: did you mean conf=blackjack? available: blackjack\n",
+            " hint: did you mean conf=blackjack? available: "
+            f"{', '.join(experiments([packaged_conf()]))}\n",
         ),
         (
             ["group.size=0", "train.steps=0"],

@@ -182,9 +182,18 @@ def test_an_unknown_run_is_one_line_and_exit_3(runs: Path) -> None:
 
 
 def test_a_folder_without_runs_is_said_to_have_none(tmp_path: Path) -> None:
-    empty = mtrl("runs", "--runs-dir", "nowhere", cwd=tmp_path)
-    assert (empty.returncode, empty.stdout) == (0, "")
-    assert "no runs in nowhere" in empty.stderr
+    for arguments in ((), ("--runs-dir", "here")):
+        (tmp_path / "here").mkdir(exist_ok=True)
+        empty = mtrl("runs", *arguments, cwd=tmp_path)
+        assert (empty.returncode, empty.stdout) == (0, "")
+        assert f"no runs in {arguments[-1] if arguments else 'runs'}" in empty.stderr
+
+
+def test_a_folder_that_is_not_there_is_an_error_where_it_was_asked_for(tmp_path: Path) -> None:
+    for arguments in ((), ("--json",)):
+        done = mtrl("runs", "--runs-dir", "nowhere", *arguments, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "error: --runs-dir: there is no folder 'nowhere'\n"
 
 
 def test_listing_and_cancelling_import_nothing_heavy(runs: Path) -> None:

@@ -1,0 +1,239 @@
+"""Snapshots on a Tinker server: looked up in its checkpoint list, and downloaded.
+
+Both only read, on connections of their own: no session is needed, and a client that is connected
+is not disturbed. A download is asked for at ``…/archive``, which answers with a link; the link
+may lead to another host, so the API key does not go with it. What arrives is a tar file: only its
+regular files are taken, and none may leave the folder.
+"""
+
+import asyncio
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote, urljoin, urlsplit
+
+from mtrl_cli.servers import tinker_codec as codec
+from mtrl_cli.servers.errors import (
+    Budget,
+    ServerError,
+    Verdict,
+    judge_exception,
+    judge_reply,
+    without_secret,
+)
+from mtrl_cli.servers.interface import CannotList, SnapshotFacts
+from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX, Address, proxy_for
+
+if TYPE_CHECKING:
+    import httpx
+
+_URI = re.compile(r"[a-z][a-z0-9+.-]*://([^/\s]+)/(sampler_weights|weights)/(\S+)")
+_LIST_SECONDS = 20.0
+_ARCHIVE_SECONDS = 300.0  # a server may pack the archive when it is first asked for
+_READ_SECONDS = 60.0
+_SPENT = 1_000
+"""Attempts: reading again harms nobody, so the seconds decide."""
+
+
+class TinkerSnapshots:
+    """Reads the checkpoints of one server."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    async def facts(self, uri: str) -> SnapshotFacts | None:
+        """What the server's list says of a snapshot; None when it is not there.
+
+        Raises:
+            CannotList: the server has no such list, or ``uri`` could not be in it.
+            ServerError: it cannot be reached, or refuses.
+        """
+        model, _, _ = _parts(uri)
+        async with self._client() as client:
+            listed = await self._get(client, f"training_runs/{quote(model, safe='')}/checkpoints")
+            if listed is None:
+                if await self._get(client, "training_runs?limit=1") is None:
+                    raise CannotList(f"{self._address.url} has no list of checkpoints")
+                return None
+            entry = _entry(listed, uri)
+            if entry is None:
+                return None
+            return SnapshotFacts(
+                uri=uri,
+                time=_text(entry.get("time")),
+                size=size if type(size := entry.get("size_bytes")) is int else None,
+                digest=await self._digest(client, uri),
+            )
+
+    async def download(self, uri: str, folder: Path) -> None:
+        """Put the files of a snapshot into ``folder``, which exists and is empty.
+
+        Raises:
+            ServerError: the server does not hand it out, or what arrives is not whole.
+        """
+        with tempfile.TemporaryFile(dir=folder) as packed:
+            async with self._client() as client:
+                link = await self._archive(client, uri)
+            await self._fetch(link, packed)
+            packed.seek(0)
+            await asyncio.to_thread(_unpack, packed, folder, self._address.url)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _client(self) -> "httpx.AsyncClient":
+        import httpx
+
+        return httpx.AsyncClient(
+            base_url=self._address.url + PREFIX,
+            headers=self._address.headers,
+            timeout=httpx.Timeout(_LIST_SECONDS, connect=CONNECT_SECONDS),
+            proxy=proxy_for(self._address.url),
+            trust_env=False,
+        )
+
+    async def _get(self, client: "httpx.AsyncClient", path: str) -> Mapping[str, Any] | None:
+        """One reading call; None for 404."""
+        reply = await self._asked(client, path, _LIST_SECONDS)
+        if reply.status_code == 404:
+            return None
+        if reply.status_code != 200:
+            raise self._failed(f"GET {path}", judge_reply(reply.status_code, reply.content))
+        try:
+            return codec.parse(reply.content)
+        except codec.MalformedReply as error:
+            raise ServerError(f"GET {path} at {self._address.url}: {error}") from None
+
+    async def _asked(
+        self, client: "httpx.AsyncClient", path: str, seconds: float
+    ) -> "httpx.Response":
+        """The reply, whatever it is, once what is transient has passed."""
+        import httpx
+
+        budget = Budget(seconds, _SPENT)
+        while True:
+            try:
+                reply = await client.get(path)
+            except (httpx.HTTPError, OSError) as error:
+                verdict = judge_exception(error)
+            else:
+                verdict = judge_reply(
+                    reply.status_code, reply.content, retry_after=reply.headers.get("Retry-After")
+                )
+                if reply.status_code < 400 or verdict.outcome == "permanent":
+                    return reply
+            if verdict.outcome == "permanent":
+                raise self._failed(f"GET {path}", verdict)
+            if (pause := budget.pause(verdict.retry_after)) is None:
+                raise self._failed(f"GET {path}", verdict)
+            await asyncio.sleep(pause)
+
+    async def _digest(self, client: "httpx.AsyncClient", uri: str) -> str | None:
+        """The digest that some servers tell; one that does not is no failure."""
+        import httpx
+
+        try:
+            reply = await client.post("weights_info", json={"tinker_path": uri})
+            return _text(codec.parse(reply.content).get("digest"))
+        except (httpx.HTTPError, OSError, codec.MalformedReply):
+            return None
+
+    async def _archive(self, client: "httpx.AsyncClient", uri: str) -> str:
+        """The link under which the archive can be downloaded."""
+        model, kind, name = _parts(uri)
+        run = f"training_runs/{quote(model, safe='')}/checkpoints"
+        # The SDK names the kind in the path; SkyRL tx knows the name alone.
+        paths = [f"{run}/{kind}/{quote(name)}/archive"]
+        if "/" not in name:
+            paths.append(f"{run}/{quote(name)}/archive")
+        for path in paths:
+            reply = await self._asked(client, path, _ARCHIVE_SECONDS)
+            if reply.is_redirect:
+                link = urljoin(str(reply.url), reply.headers["Location"])
+                if urlsplit(link).scheme not in ("http", "https"):
+                    raise ServerError(f"{self._address.url} names a download that is not HTTP")
+                return link
+            if reply.status_code != 404:
+                verdict = judge_reply(reply.status_code, reply.content)
+                raise self._failed(f"the archive of {uri}", verdict)
+        raise ServerError(f"{self._address.url} does not hand out {uri} (HTTP 404)")
+
+    async def _fetch(self, link: str, into: IO[bytes]) -> None:
+        import httpx
+
+        timeout = httpx.Timeout(_READ_SECONDS, connect=CONNECT_SECONDS)
+        try:
+            async with (
+                httpx.AsyncClient(
+                    timeout=timeout, follow_redirects=True, proxy=proxy_for(link), trust_env=False
+                ) as client,
+                client.stream("GET", link) as reply,
+            ):
+                if reply.status_code != 200:
+                    body = await reply.aread()
+                    raise self._failed("the download", judge_reply(reply.status_code, body))
+                async for piece in reply.aiter_bytes():
+                    into.write(piece)
+        except (httpx.HTTPError, OSError) as error:
+            raise self._failed("the download", judge_exception(error)) from None
+
+    def _failed(self, what: str, verdict: Verdict) -> ServerError:
+        told = f"{what} at {self._address.url} failed: {verdict.says}"
+        return ServerError(without_secret(told, self._address.api_key))
+
+
+def _parts(uri: str) -> tuple[str, str, str]:
+    match = _URI.fullmatch(uri)
+    if match is None:
+        raise CannotList(f"{uri!r:.120} names no checkpoint: tinker://MODEL/sampler_weights/NAME")
+    return match[1], match[2], match[3]
+
+
+def _entry(listed: Mapping[str, Any], uri: str) -> Mapping[str, Any] | None:
+    entries = listed.get("checkpoints")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("tinker_path") == uri:
+            return entry
+    return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _unpack(packed: IO[bytes], folder: Path, url: str) -> None:
+    try:
+        with tarfile.open(fileobj=packed, mode="r:*") as tar:
+            for entry in tar:
+                if entry.isdir():
+                    continue
+                path = PurePosixPath(entry.name)
+                if not entry.isfile() or path.is_absolute() or ".." in path.parts:
+                    raise ServerError(f"the archive from {url} holds {entry.name!r:.100}: refused")
+                content = tar.extractfile(entry)
+                assert content is not None
+                target = folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as file:
+                    shutil.copyfileobj(content, file)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ServerError(f"the archive from {url} cannot be unpacked: {error}") from None
+    _check_whole(folder, url)
+
+
+def _check_whole(folder: Path, url: str) -> None:
+    """The weights are there, and each file of them is as long as its own head says."""
+    from safetensors import SafetensorError, safe_open
+
+    files = list(folder.rglob("*.safetensors"))
+    if not files:
+        raise ServerError(f"the archive from {url} holds no weights in safetensors")
+    for path in files:
+        try:
+            with safe_open(path, framework="numpy") as tensors:
+                tensors.keys()
+        except (SafetensorError, OSError) as error:
+            raise ServerError(f"{path.name} from {url} is damaged: {error}") from None
