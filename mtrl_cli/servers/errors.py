@@ -8,6 +8,7 @@ what came back                                  reading call       training call
 no connection (refused, DNS, TLS, pool full)    transient          transient: not executed
 connection broken, or no reply in time          unknown            unknown
 401, 403                                        permanent          permanent (`AuthError`)
+402                                             transient          transient: not executed
 408                                             transient          unknown
 409                                             transient          permanent: not executed
 429                                             transient          transient: not executed
@@ -20,6 +21,9 @@ any other 5xx                                   unknown            unknown
 A 503 says that it refuses when it carries ``Retry-After``, or when its JSON body says that the
 server is busy, full or starting. A bare 503 may come from a gateway that had already handed the
 request on.
+
+A 402 is the server's word that the account may not go on until a bill is settled. It is waited
+for like a 429, within the call's budget and no longer, and says what it is.
 
 A reading call changes nothing, so *unknown* is only another word for *try again*. A training
 call that is *unknown* is never sent again by itself.
@@ -48,6 +52,7 @@ _LONGEST_LINE = 300
 _LONGEST_WAIT = 60.0
 _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 10.0
+_BILLING_PAUSE = 5.0
 _READ_AT_MOST = 65_536
 
 
@@ -101,11 +106,14 @@ def judge_reply(
     words = server_words(body)
     says = f"HTTP {status}: {words}" if words else f"HTTP {status}"
     wait = parse_retry_after(retry_after)
+    if status == 402:
+        says = f"the account is paused until its bill is settled ({says})"
+        wait = _BILLING_PAUSE if wait is None else wait
     return Verdict(_outcome(status, words, wait, training), says, status, wait)
 
 
 def _outcome(status: int, words: str, wait: float | None, training: bool) -> Outcome:
-    if status == 429:
+    if status in (402, 429):
         return "transient"
     if status == 408:
         return "unknown" if training else "transient"

@@ -11,7 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mtrl_cli.servers.errors import one_line, without_secret
+from mtrl_cli.servers.errors import one_line
+from mtrl_cli.servers.keys import HEADER, Keys
 from mtrl_cli.servers.tinker_codec import body_of
 from mtrl_cli.servers.transport import PREFIX, Address, proxy_for
 
@@ -35,8 +36,10 @@ class Heartbeat:
         *,
         path: str = "session_heartbeat",
         headers: Mapping[str, str] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self._address = address
+        self._keys = keys or Keys(address.api_key)
         self._path = path
         self._headers = {**address.headers, **(headers or {})}
         self._body = body_of({"session_id": session})
@@ -87,9 +90,10 @@ class Heartbeat:
         import httpx
 
         try:
-            status = client.post(url, content=self._body).status_code
+            shown = {} if self._keys.current is None else {HEADER: self._keys.current}
+            status = client.post(url, content=self._body, headers=shown).status_code
         except (httpx.HTTPError, OSError) as error:
-            return one_line(without_secret(str(error), self._address.api_key), 120)
+            return one_line(self._keys.without(str(error)), 120)
         if status in (404, 410):
             self.lost = f"HTTP {status}"
         elif status < 300:

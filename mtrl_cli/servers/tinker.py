@@ -85,7 +85,7 @@ class TinkerService:
         self._formats = formats or Formats.of("auto")
         self._calls = Calls(self._formats, str if slashes else flat)
         self._transport = Transport(address, connections)
-        self._door = Door(self._transport, key_variable)
+        self._door = Door(self._transport, key_variable, self._formats)
         self._training = Training(
             self._transport,
             training_timeout,
@@ -135,7 +135,9 @@ class TinkerService:
             self._formats,
             cancels=self._capabilities.cancels,
         )
-        self._heartbeat = Heartbeat(self._address, self._session, self._heartbeat_period)
+        self._heartbeat = Heartbeat(
+            self._address, self._session, self._heartbeat_period, keys=self._transport.keys
+        )
         self._heartbeat.start()
 
     def _take(self, offer: Offer) -> None:

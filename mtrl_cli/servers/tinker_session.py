@@ -7,22 +7,24 @@ was tried and what to change. What a server has no route for (404) it is not ask
 import asyncio
 import contextlib
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 from mtrl_cli.errors import UsageError
 from mtrl_cli.servers import tinker_codec as codec
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Verdict, one_line
+from mtrl_cli.servers.tinker_formats import Formats
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
+log = logging.getLogger(__name__)
+
 _CONNECT_SECONDS = 20.0
+_EXCHANGE_SECONDS = 20.0
 _CONNECT_ATTEMPTS = 4
 FINISH_SECONDS = 2.0
-
-SDK_VERSION = "0.16.1"
-"""The version of the official client whose requests ours are like, told where it is asked for."""
 
 _FINISH = codec.body_of({"reason": {"type": "success"}, "detail": None})
 
@@ -42,11 +44,18 @@ class Door:
     Args:
         transport: open while it is used.
         key_variable: the environment variable that users keep the key in, for messages.
+        formats: of the session.
     """
 
-    def __init__(self, transport: Transport, key_variable: str) -> None:
+    def __init__(self, transport: Transport, key_variable: str, formats: Formats) -> None:
         self._transport = transport
         self._key_variable = key_variable
+        self._formats = formats
+
+    @property
+    def _sdk_version(self) -> str:
+        """The version of the official client whose bodies ours are like."""
+        return "0.16.1" if self._formats.chosen == "json" else "0.38.0"
 
     @property
     def _url(self) -> str:
@@ -59,8 +68,45 @@ class Door:
             UsageError: the base model is not served.
             ServerError: the server cannot be reached, or does not let us in.
         """
+        await self._show_token()
         context = await self._context_of(base_model)
         return Offer(context=context, cancels=await self._cancels())
+
+    async def _show_token(self) -> None:
+        """Show a token in place of the user's key, where the server wants that."""
+        body = codec.body_of({"sdk_version": self._sdk_version})
+        reply = await self._reach("POST", "client/config", body)
+        if reply is None or reply.get("pjwt_auth_enabled") is not True:
+            return
+        try:
+            await self._transport.keys.use(self._exchange)
+        except NoReply as error:
+            if error.verdict.status is None:
+                raise ServerError(f"{self._url} gave no token for the API key: {error}") from None
+            raise self._turned_away(error.verdict) from None
+
+    async def _exchange(self) -> str:
+        """A token for the user's key.
+
+        Raises:
+            NoReply: there is none. What it was wanted for was not sent, so it is never unknown.
+        """
+        try:
+            reply = await self._transport.exchange("auth/token", b"{}", _EXCHANGE_SECONDS)
+        except NoReply as error:
+            raise NoReply(replace(error.verdict, outcome="transient")) from None
+        if reply.status != 200:
+            verdict = self._transport.judge(reply, training=True)
+            if verdict.outcome == "unknown":
+                verdict = replace(verdict, outcome="transient")
+            raise NoReply(verdict)
+        try:
+            token = codec.parse(reply.body).get("jwt")
+        except codec.MalformedReply as error:
+            raise NoReply(Verdict("transient", str(error))) from None
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise NoReply(Verdict("permanent", "the server's token is none"))
+        return token
 
     async def _context_of(self, base_model: str) -> int | None:
         reply = await self._reach("GET", "get_server_capabilities", None)
@@ -81,7 +127,7 @@ class Door:
         return window if type(window) is int and window > 0 else None
 
     async def _cancels(self) -> bool:
-        body = codec.body_of({"sdk_version": SDK_VERSION})
+        body = codec.body_of({"sdk_version": self._sdk_version})
         reply = await self._reach("POST", "client/dynamic_config", body)
         return reply is not None and reply.get("sample_cancel_enabled") is True
 
@@ -89,7 +135,7 @@ class Door:
         body: dict[str, Any] = {
             "tags": [],
             "user_metadata": {},
-            "sdk_version": SDK_VERSION,
+            "sdk_version": self._sdk_version,
             "project_id": None,
         }
         reply = await self._reach("POST", "create_session", codec.body_of(body))
@@ -97,6 +143,12 @@ class Door:
             raise ServerError(
                 f"{self._url} is not a Tinker server (HTTP 404): correct server.base_url"
             )
+        if reply.get("error_message"):
+            raise ServerError(
+                f"{self._url} opens no session: {one_line(str(reply['error_message']))}"
+            )
+        if reply.get("warning_message"):
+            log.warning("%s says: %s", self._url, one_line(str(reply["warning_message"])))
         try:
             return codec.name_in(reply, "session_id")
         except codec.MalformedReply as error:

@@ -8,19 +8,23 @@ Broken keep-alive connections are met here, where a call can simply be made agai
 on a fresh connection each time: a connection that the server has just closed for idleness would
 turn a training call that was never sent into one of unknown outcome.
 
-Neither door repeats anything. A call ends in a `Reply`, whatever its status, or in `NoReply`.
+Neither door repeats anything, but for one thing: where a token stands for the user's key (`keys`),
+a request that the server refuses unread because of the token is made again with another one. A
+call ends in a `Reply`, whatever its status, or in `NoReply`.
 """
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from mtrl_cli.errors import UsageError
-from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply, without_secret
+from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply
+from mtrl_cli.servers.keys import HEADER, Keys
 
 if TYPE_CHECKING:
     import aiohttp
@@ -51,6 +55,8 @@ class Reply:
     body: bytes
     retry_after: str | None = None
     content_type: str | None = None
+    token_refused: bool = False
+    """A 401 that says that the token shown is not valid (RFC 6750)."""
 
 
 class NoReply(Exception):  # noqa: N818
@@ -101,7 +107,7 @@ class Address:
     def headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self.api_key is not None:
-            headers["X-API-Key"] = self.api_key
+            headers[HEADER] = self.api_key
         return headers
 
 
@@ -115,6 +121,7 @@ class Transport:
 
     def __init__(self, address: Address, connections: int) -> None:
         self.address = address
+        self.keys = Keys(address.api_key)
         self.limiter = Limiter()
         self._connections = connections
         self._urls: dict[str, yarl.URL] = {}
@@ -165,6 +172,15 @@ class Transport:
         Raises:
             NoReply: no reply came.
         """
+        if self.keys.exchanged:
+            return await self._with_token(
+                lambda more: self._pooled(path, body, seconds, more), headers
+            )
+        return await self._pooled(path, body, seconds, headers)
+
+    async def _pooled(
+        self, path: str, body: bytes, seconds: float, headers: Mapping[str, str] | None
+    ) -> Reply:
         import aiohttp
         import yarl
 
@@ -175,7 +191,7 @@ class Transport:
         if url is None:
             url = self._urls[path] = yarl.URL(self.address.url + PREFIX + path)
         if self.limiter.closed:
-            await self.limiter.wait()
+            seconds = await self._wait(seconds)
         content: bytes | AsyncIterator[bytes] = body
         if len(body) > _PIECE:
             content = _pieces(body)
@@ -205,6 +221,46 @@ class Transport:
         Raises:
             NoReply: no reply came.
         """
+        if self.keys.exchanged:
+            return await self._with_token(
+                lambda more: self._single(method, path, body, seconds, more), headers
+            )
+        return await self._single(method, path, body, seconds, headers)
+
+    async def exchange(self, path: str, body: bytes, seconds: float) -> Reply:
+        """One request that shows the user's own key, for the token that will stand for it."""
+        return await self._single("POST", path, body, seconds, None)
+
+    async def _with_token(
+        self,
+        send: Callable[[Mapping[str, str]], Awaitable[Reply]],
+        headers: Mapping[str, str] | None,
+    ) -> Reply:
+        await self.keys.renew()
+        token = self.keys.current or ""
+        reply = await send({**(headers or {}), HEADER: token})
+        if not reply.token_refused:
+            return reply
+        await self.keys.renew(rejected=token)
+        return await send({**(headers or {}), HEADER: self.keys.current or ""})
+
+    async def _wait(self, seconds: float) -> float:
+        """Wait until the limiter opens. What is left of ``seconds``, or `NoReply`."""
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.limiter.wait()
+                return seconds - (time.monotonic() - began)
+        raise NoReply(Verdict("transient", "the server lets nobody send now", 429))
+
+    async def _single(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        seconds: float,
+        headers: Mapping[str, str] | None,
+    ) -> Reply:
         import aiohttp
         import httpx
 
@@ -212,7 +268,7 @@ class Transport:
         if client is None:
             raise RuntimeError("the transport is not open")
         if self.limiter.closed:
-            await self.limiter.wait()
+            seconds = await self._wait(seconds)
         timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
         content: bytes | AsyncIterator[bytes] | None = body
         headers = dict(headers or {})
@@ -229,22 +285,26 @@ class Transport:
             raise NoReply(judge_exception(error)) from None
 
     def judge(self, reply: Reply, *, training: bool = False) -> Verdict:
-        """Judge a reply that is not the one hoped for; a 429 closes the limiter for a while."""
+        """Judge a reply that is not the one hoped for.
+
+        A 429 closes the limiter for a while, and so does a 402.
+        """
         verdict = judge_reply(
             reply.status, reply.body, retry_after=reply.retry_after, training=training
         )
-        if reply.status == 429:
+        if reply.status in (402, 429):
             self.limiter.hold(verdict.retry_after)
-        says = without_secret(verdict.says, self.address.api_key)
+        says = self.keys.without(verdict.says)
         return Verdict(verdict.outcome, says, verdict.status, verdict.retry_after)
 
 
 def _reply(status: int, body: bytes, headers: Mapping[str, str]) -> Reply:
-    return Reply(status, body, headers.get("Retry-After"), headers.get("Content-Type"))
+    refused = status == 401 and "invalid_token" in headers.get("WWW-Authenticate", "")
+    return Reply(status, body, headers.get("Retry-After"), headers.get("Content-Type"), refused)
 
 
 class Limiter:
-    """What a server's 429 means for everybody: nobody sends until it is over.
+    """What a server's 429 or 402 means for everybody: nobody sends until it is over.
 
     Those who waited start spread over a fraction of the pause, not all in one moment.
     """

@@ -40,6 +40,7 @@ from aiohttp import web
 
 from mtrl_cli.testing import packed
 from mtrl_cli.testing.faults import Fault, FaultPlan
+from mtrl_cli.testing.hosted import Hosted
 from mtrl_cli.testing.scripted_service import (
     TRAINING,
     Applied,
@@ -103,6 +104,7 @@ class ScriptedPolicyServer:
             the model's weights of the moment. That is what samples are counted and reported with.
         formats: what it reads and writes: ``json`` or ``protobuf`` alone (of a pass in the other
             one it says 415, and it answers in its own whatever is asked for), or ``both``.
+        hosted: what the hosted service does beyond the common protocol; None does none of it.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class ScriptedPolicyServer:
         inline: bool = False,
         snapshots: Snapshots = "immutable",
         formats: Literal["json", "protobuf", "both"] = "json",
+        hosted: Hosted | None = None,
     ) -> None:
         self._options: dict[str, Any] = {
             "sampler": sampler,
@@ -139,6 +142,7 @@ class ScriptedPolicyServer:
         self._api_key = api_key
         self._inline = inline
         self._formats = formats
+        self._hosted = hosted
         self._requests: list[Request] = []
         self._thread: ServerThread | None = None
         self.faults = FaultPlan()
@@ -251,7 +255,12 @@ class ScriptedPolicyServer:
         sent = request.content_type
         body = packed.request_body(raw) if sent == PROTOBUF else json.loads(raw or b"{}")
         self._requests.append(Request(endpoint, body, raw, request.headers, monotonic()))
-        if self._api_key is not None and request.headers.get("X-API-Key") != self._api_key:
+        shown = request.headers.get("X-API-Key")
+        if self._hosted is not None:
+            challenge = self._hosted.wants(endpoint, shown, self._api_key)
+            if challenge is not None:
+                return _json(401, {"detail": "Invalid JWT"}, challenge)
+        elif self._api_key is not None and shown != self._api_key:
             return _json(401, {"detail": "Invalid API key"})
         if endpoint == "forward_backward" and self._formats not in ("both", _FORMATS[sent]):
             return _json(415, {"detail": f"Unsupported media type {sent}"})
@@ -293,6 +302,9 @@ class ScriptedPolicyServer:
             return await self._service.retrieve_future(body)
         if endpoint == "healthz":
             return {"status": "ok"}
+        only = None if self._hosted is None else self._hosted.answer(endpoint, body)
+        if only is not None:
+            return only
         if endpoint in _DIRECT:
             return getattr(self._service, endpoint)(body)
         raise ServiceError(404, "Not Found")
@@ -326,9 +338,11 @@ class ScriptedPolicyServer:
         return reply
 
 
-def _json(status: int, body: Any) -> web.Response:
+def _json(status: int, body: Any, headers: Mapping[str, str] | None = None) -> web.Response:
     return web.Response(
-        status=status, body=json.dumps(body).encode(), content_type="application/json"
+        status=status,
+        body=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", **(headers or {})},
     )
 
 

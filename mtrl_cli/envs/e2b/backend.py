@@ -80,7 +80,9 @@ class E2BFactory:
     ) -> None:
         check_adapter(adapter)
         self._program = load_program(entrypoint, files, params)
-        self._provider = Provider(api_key, template=template, timeout=deadlines.open)
+        self._provider = Provider(
+            api_key, template=template, timeout=deadlines.open, at_once=limits.at_once
+        )
         self._name = entrypoint.rpartition(":")[2]
         self._adapter, self._rules, self._watch = adapter, rules, watch or Watch()
         self._deadlines, self._limits = deadlines, limits

@@ -21,6 +21,9 @@ from mtrl_cli.errors import MtrlError, UsageError
 _MOST_CONNECTIONS = 4096
 """The SDK's default of 200 to one address dead-locks at 200 open streams over HTTP/1.1."""
 
+_SPARE = 16
+"""Connections beside the sandboxes' streams."""
+
 _PERMANENT = (400, 401, 403, 404, 422)
 
 Outcome = Literal["refused", "busy", "unreachable", "unknown"]
@@ -55,10 +58,11 @@ class Provider:
         UsageError: the SDK is not installed, or the environment leads it astray.
     """
 
-    def __init__(self, api_key: str, *, template: str, timeout: float) -> None:
-        """``timeout``: seconds for one REST call."""
+    def __init__(self, api_key: str, *, template: str, timeout: float, at_once: int = 1) -> None:
+        """``timeout``: seconds for one REST call. ``at_once``: the most sandboxes held."""
         _check_environment(os.environ)
         self._sdk = _load()
+        _check_connections(self._sdk, self.place, at_once)
         self._template = template
         self._timeout = timeout
         self._options: dict[str, Any] = {
@@ -173,6 +177,21 @@ def _check_environment(environ: Mapping[str, str]) -> None:
         raise UsageError(
             "E2B_API_URL is set and E2B_SANDBOX_URL is not, which would send commands to E2B's own"
             " service; set both, or neither"
+        )
+
+
+def _check_connections(sdk: Any, place: str, at_once: int) -> None:
+    """Over HTTP/1.1 every sandbox's stream takes a connection, and a call that finds none waits.
+
+    Raises:
+        UsageError: the limit was set too low, or the SDK was imported before us.
+    """
+    one_each = "http://" in place or os.environ.get("E2B_HTTP_VERSION") == "1.1"
+    allowed = int(getattr(sdk.api, "max_connections", _MOST_CONNECTIONS))
+    if one_each and allowed < at_once + _SPARE:
+        raise UsageError(
+            f"E2B's SDK opens at most {allowed} connections, too few for {at_once} sandboxes at"
+            f" once over HTTP/1.1: export E2B_MAX_CONNECTIONS={max(_MOST_CONNECTIONS, 2 * at_once)}"
         )
 
 

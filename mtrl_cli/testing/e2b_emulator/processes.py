@@ -61,6 +61,11 @@ class Process:
     def leave(self, queue: "asyncio.Queue[dict[str, Any]]") -> None:
         self._listeners.discard(queue)
 
+    @property
+    def over(self) -> bool:
+        """Whether the command itself has ended."""
+        return self._process.returncode is not None
+
     async def write(self, data: bytes) -> None:
         """Raises: ConnectionError, RuntimeError: it takes no input."""
         if self._process.stdin is None:
@@ -79,9 +84,14 @@ class Process:
             self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """End it with everything that it started in its session."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """End it with everything that it started in its session.
+
+        What a command has left that is over already is not ours to find: its number may by now
+        be somebody else's.
+        """
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         self._pump.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._pump

@@ -169,7 +169,10 @@ class Sandboxes:
         if sandbox.timer is not None:
             sandbox.timer.cancel()
         sandbox.gone.set()
+        over = any(process.over for process in sandbox.processes.values())
         await asyncio.gather(*(process.kill() for process in sandbox.processes.values()))
+        if over:
+            _kill_marked(f"E2B_SANDBOX_ID={identity}")
         shutil.rmtree(sandbox.home, ignore_errors=True)
         return True
 
@@ -200,9 +203,7 @@ class Sandboxes:
             await asyncio.gather(*(self.end(one, "closed") for one in list(self.live)))
         if self._ending:
             await asyncio.wait(self._ending)
-        for pid in _marked(f"{_MARK}={self._name}".encode()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill_marked(f"{_MARK}={self._name}")
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def counts(self) -> dict[str, int]:
@@ -245,11 +246,9 @@ def _iso(moment: float) -> str:
     return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat()
 
 
-def _marked(mark: bytes) -> list[int]:
-    """Processes of this machine with ``mark`` in their environment."""
-    found = []
+def _kill_marked(mark: str) -> None:
+    """End the processes of this machine that have ``mark`` in their environment."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+            if mark.encode() in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)

@@ -28,6 +28,7 @@ class Seen:
 
     operation: str
     body: Mapping[str, Any]
+    headers: Mapping[str, str]
     at: float
     """`time.monotonic`."""
 
@@ -134,6 +135,7 @@ class E2BEmulator:
         self._sandboxes = Sandboxes(**self._limits)
         self._envd = Envd(self._sandboxes, self.faults)
         self._closing = asyncio.Event()
+        self._working: set[asyncio.Task[web.StreamResponse]] = set()
         app = web.Application(client_max_size=1 << 30)
         app.add_routes(
             [
@@ -161,6 +163,9 @@ class E2BEmulator:
         self._closing.set()
         await self._box.close()
         await self._runner.cleanup()
+        for work in self._working:
+            work.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
         await self._box.close()  # what a last request has created meanwhile
 
     # The REST API.
@@ -171,9 +176,14 @@ class E2BEmulator:
             body = json.loads(raw) if raw else {}
             if (refused := self._unauthorized(request)) is not None:
                 return refused
-            return await self._under_fault(
-                operation, request, body, lambda fault: answer(request, body, fault)
+            work = asyncio.ensure_future(
+                self._under_fault(
+                    operation, request, body, lambda fault: answer(request, body, fault)
+                )
             )
+            self._working.add(work)
+            work.add_done_callback(self._working.discard)
+            return await asyncio.shield(work)  # a client that leaves changes nothing
 
         return handle
 
@@ -288,7 +298,7 @@ class E2BEmulator:
         handle: Any,
         identity: str = "",
     ) -> web.StreamResponse:
-        self._seen.append(Seen(operation, body, monotonic()))
+        self._seen.append(Seen(operation, body, request.headers, monotonic()))
         fault = self.faults.next(operation, body)
         if fault is not None and not fault.executes:
             match fault.kind:
