@@ -157,9 +157,17 @@ def _server(server: Mapping[str, Any]) -> str:
     return f"{server['kind']}: {server['base_model']} at {server['address']} (not contacted)"
 
 
+_DRAINS = {
+    "newest_only": " (groups in flight finish before each save)",
+    "live": " (groups in flight finish before each optimizer step)",
+}
+
+
 def _assumed(server: Mapping[str, Any]) -> str:
     executes = "once" if server["dedupes"] else "twice"
-    return f"snapshots: {server['snapshots']}; a training call sent twice is executed {executes}"
+    drains = _DRAINS.get(server["snapshots"], "")
+    kept = f"snapshots: {server['snapshots']}{drains}"
+    return f"{kept}; a training call sent twice is executed {executes}"
 
 
 def _games(evaluation: Mapping[str, Any]) -> str:

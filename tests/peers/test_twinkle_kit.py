@@ -124,6 +124,11 @@ async def test_what_the_server_refuses_is_one_line(url: str) -> None:
         await TwinkleService(TwinkleAddress.of(url, "mine"), "other").check()
 
 
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINKLE_API_KEY", "tenant")
+
+
 class Peer(Tenant):
     """A run of `UnevenTask` on the real server."""
 
