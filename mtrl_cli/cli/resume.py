@@ -9,15 +9,19 @@ from typing import Any
 
 from mtrl_cli.cli.experiment import Asked, display_plan, refuse_json_alone, show_plan
 from mtrl_cli.cli.failures import Teller
+from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.differences import Difference, differences, evaluates_anew
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.overrides import split_conf
 from mtrl_cli.config.resolve import refuse_invalid, resolve
+from mtrl_cli.config.schema import Experiment
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import History, read_history
+from mtrl_cli.runs.ledger import unstepped
+from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord, find_run
 from mtrl_cli.runs.takeover import ANEW, NewConfig, beginning, refuse_live
 
@@ -53,6 +57,8 @@ def resume_run(resume: Resume, teller: Teller, *, dry_run: bool, as_json: bool) 
         return show_plan(resume.asked, now, as_json, {"resumes": facts, "runs": facts["folder"]})
     experiment = resolve(now)
     refuse_invalid(experiment, now, training=True)
+    if not resume.force:
+        _refuse_leaks(run, experiment)
     if run.status == "finished" and experiment.train.steps <= committed:
         _say_finished(run, committed, resume.runs)
         return 0
@@ -109,6 +115,17 @@ def _accepted(run: RunRecord, found: list[Difference], force: bool) -> list[Diff
         if fixed
         else "--force goes on with the new values",
     )
+
+
+def _refuse_leaks(run: RunRecord, experiment: Experiment) -> None:
+    """On some servers a fresh model is not fresh: what another one left is in its gradients."""
+    left = unstepped(read_entries(run.path))
+    if left and assumed(experiment.server).leaks_gradients:
+        raise ConfigError(
+            f"{run.id} broke off with gradients of {', '.join(left)} that were not stepped, and "
+            "this server hands them on to the next model in its place",
+            hint="start the server again, which clears them, and resume with --force",
+        )
 
 
 def _say_finished(run: RunRecord, committed: int, runs: Path) -> None:

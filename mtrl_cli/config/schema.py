@@ -143,6 +143,10 @@ class ServerConfig:
     tokens and then over the step's datums (``datum_mean``, SkyRL tx); or the sum over each call's
     tokens and the mean over the step's calls (``call_mean``, Twinkle). None is what mtrl knows of
     the server."""
+    leaks_gradients: bool | None = None
+    """Whether gradients that an unloaded model was left with reach the next model in its place.
+    None is what mtrl knows of the server; where it is true, a run that left some is not resumed
+    without ``--force``."""
     backend: Backend = Backend.transformers
     """Twinkle: the backend of the model app."""
     template: str = "Template"

@@ -15,7 +15,7 @@ without an outcome, which is taken as unknown.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,21 @@ class LedgerEntry:
     @property
     def open(self) -> bool:
         return self.state not in (*CALL_OUTCOMES, *BORROW_ENDS)
+
+
+def unstepped(entries: Iterable[LedgerEntry]) -> tuple[str, ...]:
+    """The models that hold, or may hold, gradients that no optimizer step has consumed.
+
+    A step that was executed clears them; one of unknown outcome may not have.
+    """
+    models: dict[str, None] = {}
+    for entry in entries:
+        kind = entry.facts.get("kind")
+        if kind == "forward_backward" and entry.state != "refused":
+            models[str(entry.facts.get("model"))] = None
+        elif kind == "optim_step" and entry.state == "done":
+            models.clear()
+    return tuple(models)
 
 
 class Ledger:

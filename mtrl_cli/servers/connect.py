@@ -79,6 +79,7 @@ def capabilities_of(config: ServerConfig) -> Capabilities:
     return Capabilities(
         snapshots=facts.snapshots.value,
         dedupes=facts.dedupes,
+        leaks_gradients=facts.leaks_gradients,
         policy_logprobs=True,
         reports_weights=local,
         full_training=local,

@@ -53,6 +53,8 @@ class Capabilities:
     losses: frozenset[str] = frozenset({"importance_sampling", "ppo", "cispo"})
     """The policy-gradient losses that it computes."""
     context: int | None = None
+    leaks_gradients: bool = False
+    """Gradients that an unloaded model was left with reach the next model in its place."""
     cancels: bool = False
     """It can be told to stop a sampling request; found out when connecting."""
     loss_reduction: LossReduction | None = None
