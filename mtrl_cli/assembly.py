@@ -42,6 +42,7 @@ from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.processes import process_facts
 from mtrl_cli.runs.registry import read_run
 from mtrl_cli.servers.connect import embedded_for, service_for
+from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import Capabilities, SnapshotStore, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.tasks.load import load_task
@@ -99,7 +100,8 @@ async def assemble(
     """
     watch = Watch(tell)
     chat, task, vocab = reading_parts(experiment)
-    async with AsyncExitStack() as borrowed:
+    embedded = embedded_for(experiment.server, log=folder / "server.log")
+    async with _lost_with(embedded), AsyncExitStack() as borrowed:
 
         async def borrow(lender: Lender[T]) -> T:
             # One scope each: they are returned one after the other, the last one first.
@@ -119,7 +121,6 @@ async def assemble(
             _check_append_only(chat, task)
         if experiment.env.check_seeds and (text := await seed_notice(envs, task, resources)):
             watch.saw("seeds_ignored", text)
-        embedded = embedded_for(experiment.server, log=folder / "server.log")
         if embedded is not None:
             await borrow(_process(embedded, "server_process"))
         service = service_for(experiment.server, embedded)
@@ -128,6 +129,29 @@ async def assemble(
             check_capabilities(service.capabilities, experiment)
         harnesses, address = harness_factory(task), service.describe()
         yield Parts(service, chat, task, envs, harnesses, vocab, address, watch)
+
+
+@asynccontextmanager
+async def _lost_with(server: EmbeddedServer | None) -> AsyncIterator[None]:
+    """A scope that ends with a server: when its process ends by itself, the scope is cancelled, and
+    is left with the error that says so, whatever else has failed for want of it."""
+    if server is None:
+        yield
+        return
+    inside = asyncio.current_task()
+    assert inside is not None
+    watch = asyncio.ensure_future(server.watch())
+    watch.add_done_callback(lambda done: done.cancelled() or inside.cancel())
+    try:
+        yield
+    except (Exception, asyncio.CancelledError) as error:
+        if watch.done():
+            inside.uncancel()
+        if (says := server.ended()) is None:
+            raise
+        raise ServerError(says) from error
+    finally:
+        watch.cancel()
 
 
 def notices() -> list[str]:

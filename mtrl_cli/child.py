@@ -27,6 +27,7 @@ from typing import IO, Any, Self
 
 import mtrl_cli
 
+_WATCH_SECONDS = 0.25
 _TERM_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 1.0
 _READ_AT_MOST = 65_536
@@ -66,6 +67,8 @@ class ChildServer:
         self._log: IO[bytes] | None = None
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._ended: str | None = None
         self.url = ""
         self.info: Mapping[str, Any] = {}
         """What it said when it was ready."""
@@ -78,6 +81,22 @@ class ChildServer:
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def ended(self) -> str | None:
+        """How it has ended by itself after it served, in words; None while it lives, and when it
+        was stopped."""
+        if self._ended is None and self.url and self._process is not None and not self._stopped:
+            code = self._process.poll()
+            if code is not None:
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                log = "" if self._log_path is None else f"; see {self._log_path}"
+                self._ended = f"its process ended ({how}){log}"
+        return self._ended
+
+    async def watch(self) -> None:
+        """Wait until it has ended by itself."""
+        while self.ended() is None:  # noqa: ASYNC110 - nothing tells of a child's end
+            await asyncio.sleep(_WATCH_SECONDS)
 
     def start(self) -> None:
         """Start it and wait until it serves.
@@ -108,7 +127,8 @@ class ChildServer:
 
     def stop(self) -> None:
         """End it and wait until it is gone. Idempotent."""
-        process = self._process
+        self.ended()  # by itself, before it was stopped
+        process, self._stopped = self._process, True
         if process is not None:
             if process.poll() is None:
                 process.terminate()

@@ -12,6 +12,7 @@ from mtrl_cli.cli.failures import FAILED, Teller
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
 from mtrl_cli.display.presenter import TICK, Presenter, presenter
 from mtrl_cli.display.state import DisplayPlan, Stopping
+from mtrl_cli.display.summary import failure
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.rollout.events import Observer
@@ -122,8 +123,12 @@ class Session:
         if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
             return self._signals.code or INTERRUPTED
         code = self._teller.tell(error)
-        if folder := self._presenter.state.folder:
-            Screen(sys.stderr).line(harmless(f"  run: {folder}"))
+        screen, state = Screen(sys.stderr), self._presenter.state
+        if state.failed is not None:
+            for label, text in failure(state.failed):
+                screen.line(self._teller.redact(f"{label + ':' if label else '':>11} {text}"))
+        elif state.folder:
+            screen.line(harmless(f"  run: {state.folder}"))
         return code
 
     def _code(self, finished: RunFinished) -> int:

@@ -23,6 +23,7 @@ from mtrl_cli.training.events import (
     EvaluationProgress,
     FolderMade,
     PhaseStarted,
+    RunFailed,
     RunFinished,
     RunStarted,
     StepFinished,
@@ -153,6 +154,7 @@ class RunState:
         self.evaluations: list[Evaluated] = []
         self.stopping: Stopping | None = None
         self.finished: RunFinished | None = None
+        self.failed: RunFailed | None = None
         self.folder: str | None = None
         self.borrowed: dict[str, tuple[str, str | int | None]] = {}
         """Key → kind and, where it has one, the id that it has where it lives."""
@@ -171,6 +173,7 @@ class RunState:
             EvaluationProgress: self._evaluation_progress,
             Evaluated: self._evaluated,
             RunFinished: self._run_finished,
+            RunFailed: self._run_failed,
         }
 
     def apply(self, event: object, now: float) -> None:
@@ -339,6 +342,9 @@ class RunState:
     def _evaluated(self, event: Evaluated, now: float) -> None:
         self.evaluations.append(event)
         self.evaluation = None
+
+    def _run_failed(self, event: RunFailed, now: float) -> None:
+        self.failed = event
 
     def _run_finished(self, event: RunFinished, now: float) -> None:
         self.finished = event

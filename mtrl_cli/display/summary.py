@@ -1,12 +1,13 @@
 """What a run says at its end: what it reached, what it cost, where it is, what to do next."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from mtrl_cli.display.lines import interval, reasons, with_error
 from mtrl_cli.display.state import GroupView, RunState
 from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward
-from mtrl_cli.training.events import Comparison, Evaluated, RunFinished
+from mtrl_cli.training.events import Comparison, Evaluated, Resumable, RunFailed, RunFinished
 
 
 def summary(state: RunState, now: float, play: str | None = None) -> list[str]:
@@ -75,11 +76,42 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
         if not state.plan.keep_groups:
             command = play or f"mtrl rollout conf={shlex.quote(finished.folder)}/config.yaml"
             yield "play it", harmless(f"{command} policy={shlex.quote(finished.policy)}")
-    if finished.quarantined:
-        count = len(finished.quarantined)
-        yield "QUARANTINE", f"{count} could not be returned and may still live:"
-        for name in finished.quarantined:
-            yield "", harmless(name)
+    if finished.resumable is not None:
+        yield "kept", kept(finished.resumable)
+        yield "resume", resuming(finished.folder)
+    yield from _quarantine(finished.quarantined)
+
+
+def failure(failed: RunFailed) -> list[tuple[str, str]]:
+    """What a failed run leaves, below its error: labels and texts."""
+    told = [("run", harmless(failed.folder))]
+    if failed.resumable is not None:
+        told += [("kept", kept(failed.resumable)), ("resume", resuming(failed.folder))]
+    return [*told, *_quarantine(failed.quarantined)]
+
+
+def kept(resumable: Resumable) -> str:
+    """What stands of a run, and where a resume begins."""
+    committed, begins = resumable.committed, resumable.begins
+    stands = f"step {committed} is committed" if committed else "no step is committed"
+    if begins < 0:
+        return f"{stands}; no training state was saved, so a resume begins anew"
+    if begins == committed:
+        return f"{stands}, with its training state"
+    return f"{stands}; a resume begins at step {begins}, the last one with a training state"
+
+
+def resuming(folder: str) -> str:
+    """The command that goes on with a run."""
+    path = Path(folder)
+    where = "" if path.parent == Path("runs") else f" --runs-dir {shlex.quote(str(path.parent))}"
+    return harmless(f"mtrl train --resume {shlex.quote(path.name)}{where}")
+
+
+def _quarantine(left: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if left:
+        yield "QUARANTINE", f"{len(left)} could not be returned and may still live:"
+        yield from (("", harmless(name)) for name in left)
 
 
 def _audits(audits: list[tuple[float, float]]) -> str:

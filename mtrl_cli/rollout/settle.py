@@ -1,18 +1,23 @@
 """Finishing what was begun, also under cancellation; finding the error that began a failure."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-async def finish(work: Coroutine[Any, Any, T], patience: float | None = None) -> T:
+async def finish(
+    work: Coroutine[Any, Any, T],
+    patience: float | None = None,
+    unheard: Callable[[BaseException], None] = lambda error: None,
+) -> T:
     """Await ``work`` to its end even if the caller is cancelled; then the cancellation goes on.
 
     `asyncio.shield` alone would let the caller leave while the work still runs. Work that does
     not bound itself in time gets ``patience``: so many seconds after the caller's cancellation it
-    is cancelled too, and awaited.
+    is cancelled too, and awaited. ``unheard`` gets the error of work that its caller no longer
+    waited for.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -28,8 +33,8 @@ async def finish(work: Coroutine[Any, Any, T], patience: float | None = None) ->
         except Exception:
             break
     if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # retrieved: the cancellation is what the caller sees
+        if not task.cancelled() and (lost := task.exception()) is not None:
+            unheard(lost)  # the cancellation is what the caller sees
         raise cancelled
     return task.result()
 

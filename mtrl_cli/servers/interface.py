@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 Snapshots = Literal["immutable", "newest_only", "live"]
 
+Recalled = Literal["done", "refused", "unknown"]
+"""The outcome of a call, as a server still knows it."""
+
 LossReduction = Literal["sum", "datum_mean", "call_mean"]
 """How a server makes one loss of the per-token losses of all calls before an optimizer step.
 
@@ -154,6 +157,12 @@ class TrainingService(Protocol):
         """The server's id of the session that `connect` opened."""
         ...
 
+    @property
+    def gone(self) -> str | None:
+        """How the server ended, and all it held in memory with it; None while nothing is known of
+        an end."""
+        ...
+
     def describe(self) -> str:
         """What kind of server this is and where, for people."""
         ...
@@ -210,6 +219,18 @@ class TrainingService(Protocol):
             Refused: the server surely did not execute it.
             Unknown: it may have executed it.
         """
+        ...
+
+    # Finding out what became of training calls. Nothing is sent again.
+
+    async def find_saved(self, call: Call[str]) -> str | None:
+        """The URI of what a publish or save of state has made, looked up by its name where the
+        server lists its checkpoints; None where it does not, or lists none of that name."""
+        ...
+
+    async def recall(self, kind: str, request: str, seconds: float) -> Recalled:
+        """What became of a call that the server accepted as ``request``, asked for at most
+        ``seconds``."""
         ...
 
     # Reading calls.

@@ -48,6 +48,10 @@ class EmbeddedServer(ChildServer):
             ready_seconds=ready_seconds,
         )
 
+    def ended(self) -> str | None:
+        says = super().ended()
+        return says and f"the embedded server is gone: {says}"
+
     def start(self) -> None:
         """Start it and wait until it serves.
 

@@ -11,6 +11,7 @@ the server answers                        the promise is
 200 ``error`` + ``category``, 400         `Failed`: its execution failed
 404, 410                                  `Lost`: the server does not know it any more
 401, 403 and other 4xx                    `Denied`: the server does not let us ask
+nothing, as it has ended                  `Denied`
 429, 5xx, broken connection, not JSON     pending, after a pause
 ========================================  ===========================================
 """
@@ -103,6 +104,8 @@ async def await_promise(
                 pause = backoff(failures, verdict.retry_after)
                 failures += 1
         except NoReply as error:
+            if error.verdict.outcome == "permanent":
+                return Denied(error.verdict)
             says = error.verdict.says
             if time.monotonic() - began < LONGEST_POLL / 2:
                 pause = backoff(failures)

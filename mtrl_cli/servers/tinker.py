@@ -6,7 +6,7 @@ turns are sampled by `tinker_sampling`. Bodies are JSON or protobuf (`tinker_for
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +32,7 @@ from mtrl_cli.servers.interface import (
     ForwardBackwardResult,
     LossSpec,
     ModelSpec,
+    Recalled,
     SnapshotFacts,
 )
 from mtrl_cli.servers.tinker_calls import Calls, flat
@@ -60,6 +61,7 @@ class TinkerService:
         key_variable: the environment variable that users keep the key in, for messages.
         formats: the format of bodies; found out by the first pass where it is not given.
         slashes: the names of checkpoints may hold slashes; else they become dashes.
+        gone: says how the server ended, once it has.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class TinkerService:
         key_variable: str = "TINKER_API_KEY",
         formats: Formats | None = None,
         slashes: bool = False,
+        gone: Callable[[], str | None] | None = None,
     ) -> None:
         self._address = address
         self._base_model = base_model
@@ -84,7 +87,7 @@ class TinkerService:
         self.counts = Counts()
         self._formats = formats or Formats.of("auto")
         self._calls = Calls(self._formats, str if slashes else flat)
-        self._transport = Transport(address, connections)
+        self._transport = Transport(address, connections, gone or (lambda: None))
         self._door = Door(self._transport, key_variable, self._formats)
         self._training = Training(
             self._transport,
@@ -108,6 +111,10 @@ class TinkerService:
     @property
     def session(self) -> str | None:
         return self._session
+
+    @property
+    def gone(self) -> str | None:
+        return self._transport.gone()
 
     def describe(self) -> str:
         return f"Tinker API at {self._address.url}"
@@ -186,6 +193,12 @@ class TinkerService:
 
     async def execute(self, call: Call[T], accepted: Accepted) -> T:
         return await self._training.execute(call, accepted)
+
+    async def find_saved(self, call: Call[str]) -> str | None:
+        return await self._training.find_saved(call)
+
+    async def recall(self, kind: str, request: str, seconds: float) -> Recalled:
+        return await self._training.recall(kind, request, seconds)
 
     # --- reading calls ----------------------------------------------------------------------
 

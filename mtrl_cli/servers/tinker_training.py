@@ -21,10 +21,11 @@ builds up or uses gradients is unknown, and one that creates, names or loads som
 import asyncio
 import time
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
-from mtrl_cli.servers.interface import Accepted, Call
-from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
+from mtrl_cli.servers.interface import Accepted, Call, Recalled
+from mtrl_cli.servers.promises import Category, Denied, Done, Failed, Lost, await_promise
 from mtrl_cli.servers.tinker_codec import MalformedReply, name_in, parse
 from mtrl_cli.servers.tinker_formats import UNREADABLE, Formats, Result
 from mtrl_cli.servers.tinker_sampling import Counts
@@ -35,6 +36,8 @@ T = TypeVar("T")
 _ATTEMPTS = 8
 _SUBMIT_SECONDS = 120.0
 _GRADIENTS = ("forward_backward", "optim_step")
+_FOLDERS = {"publish": "sampler_weights", "save_state": "weights"}
+_LIST_SECONDS = 10.0
 
 
 class Training:
@@ -63,6 +66,16 @@ class Training:
         self._formats = formats
 
     async def execute(self, call: Call[T], accepted: Accepted) -> T:
+        """See `interface.TrainingService.execute`."""
+        before = self._counts.training_resends
+        try:
+            return await self._execute(call, accepted)
+        except Unknown as error:
+            again = self._counts.training_resends - before
+            told = f"sent again {again} times, as the same call" if again else "not sent again"
+            raise Unknown(f"{error}; it was {told}", request=error.request) from None
+
+    async def _execute(self, call: Call[T], accepted: Accepted) -> T:
         deadline = time.monotonic() + self._seconds
         request = await self._submit(call)
         accepted(request)
@@ -133,9 +146,7 @@ class Training:
         match ending:
             case Done(result):
                 return result
-            case Failed(verdict, "user"):
-                raise self._refused(call, verdict)
-            case Failed(verdict, None) if call.kind not in _GRADIENTS:
+            case Failed(verdict, category) if not _may_have_run(call.kind, category):
                 raise self._refused(call, verdict)
             case Failed(verdict):
                 raise self._unknown(call, f"its execution failed: {verdict.says}", request)
@@ -156,6 +167,37 @@ class Training:
     def _polled(self) -> None:
         self._counts.polls += 1
 
+    # What became of a call.
+
+    async def find_saved(self, call: Call[str]) -> str | None:
+        """The URI of a checkpoint by the name that ``call`` gives it, from the model's list. A
+        name is given once, and the calls of a model are executed in order: what bears it holds
+        the weights that it was meant for."""
+        kind, name = _FOLDERS[call.kind], parse(call.body).get("path")
+        path = f"training_runs/{quote(call.model or '', safe='')}/checkpoints"
+        try:
+            reply = await self._transport.single("GET", path, None, _LIST_SECONDS)
+            listed = parse(reply.body).get("checkpoints") if reply.status == 200 else None
+        except (NoReply, MalformedReply):
+            return None
+        for item in listed if isinstance(listed, list) else ():
+            if isinstance(item, dict) and item.get("checkpoint_id") == f"{kind}/{name}":
+                uri = item.get("tinker_path")
+                return uri if isinstance(uri, str) and uri else None
+        return None
+
+    async def recall(self, kind: str, request: str, seconds: float) -> Recalled:
+        deadline = time.monotonic() + seconds
+        ending = await await_promise(
+            self._post, self._transport.judge, request, deadline, self._polled
+        )
+        match ending:
+            case Done():
+                return "done"
+            case Failed(_, category) if not _may_have_run(kind, category):
+                return "refused"
+        return "unknown"
+
     # Words.
 
     def _refused(self, call: Call[Any], verdict: Verdict) -> ServerError:
@@ -175,6 +217,11 @@ class Training:
         return Unknown(
             f"{_name(call)} may have been executed{known} by {where}: {says}", request=request
         )
+
+
+def _may_have_run(kind: str, category: Category | None) -> bool:
+    """Whether a call that failed may have had an effect; see the module's docstring."""
+    return category != "user" and (category is not None or kind in _GRADIENTS)
 
 
 def _name(call: Call[Any]) -> str:

@@ -117,11 +117,15 @@ class Transport:
     Args:
         address: where the service is.
         connections: how many pooled requests are in flight at once; more of them wait.
+        gone: says how the server ended, once it has; from then on nothing is sent to it.
     """
 
-    def __init__(self, address: Address, connections: int) -> None:
+    def __init__(
+        self, address: Address, connections: int, gone: Callable[[], str | None] = lambda: None
+    ) -> None:
         self.address = address
         self.keys = Keys(address.api_key)
+        self.gone = gone
         self.limiter = Limiter()
         self._connections = connections
         self._urls: dict[str, yarl.URL] = {}
@@ -187,6 +191,7 @@ class Transport:
         session = self._session
         if session is None:
             raise RuntimeError("the transport is not open")
+        self._check_there()
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = yarl.URL(self.address.url + PREFIX + path)
@@ -267,6 +272,7 @@ class Transport:
         client = self._client
         if client is None:
             raise RuntimeError("the transport is not open")
+        self._check_there()
         if self.limiter.closed:
             seconds = await self._wait(seconds)
         timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
@@ -283,6 +289,10 @@ class Transport:
                 return _reply(reply.status_code, reply.content, reply.headers)
         except (httpx.HTTPError, aiohttp.ClientError, OSError, ValueError) as error:
             raise NoReply(judge_exception(error)) from None
+
+    def _check_there(self) -> None:
+        if (says := self.gone()) is not None:
+            raise NoReply(Verdict("permanent", says))
 
     def judge(self, reply: Reply, *, training: bool = False) -> Verdict:
         """Judge a reply that is not the one hoped for.

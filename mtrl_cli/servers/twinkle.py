@@ -35,6 +35,7 @@ from mtrl_cli.servers.interface import (
     ForwardBackwardResult,
     LossSpec,
     ModelSpec,
+    Recalled,
 )
 from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in
 from mtrl_cli.servers.transport import Transport
@@ -130,6 +131,10 @@ class TwinkleService:
     @property
     def session(self) -> str | None:
         return self._session
+
+    @property
+    def gone(self) -> str | None:
+        return None
 
     def describe(self) -> str:
         return f"Twinkle at {self._address.url}"
@@ -298,6 +303,12 @@ class TwinkleService:
             raise TypeError("this call was built by another client")
         value: T = await call.run(self._sender, accepted)
         return value
+
+    async def find_saved(self, call: Call[str]) -> str | None:
+        return None  # a sampler snapshot has no name of ours, and states are not listed
+
+    async def recall(self, kind: str, request: str, seconds: float) -> Recalled:
+        return "unknown"  # there are no promises to ask for
 
     def _step(self, kind: str, route: str, fields: Mapping[str, Any]) -> Step:
         return Step(kind, self._routes.model(route), body_of(fields))

@@ -300,6 +300,8 @@ class ScriptedPolicyServer:
             return self._service.train(endpoint, body)
         if endpoint == "retrieve_future":
             return await self._service.retrieve_future(body)
+        if endpoint.startswith("training_runs/"):
+            return self._service.checkpoints(endpoint)
         if endpoint == "healthz":
             return {"status": "ok"}
         only = None if self._hosted is None else self._hosted.answer(endpoint, body)

@@ -325,6 +325,17 @@ class ScriptedService:
             },
         }
 
+    def checkpoints(self, path: str) -> Any:
+        """``training_runs/MODEL/checkpoints``: what was saved of a model."""
+        model = path.split("/")[1]
+        begin = f"scripted://{model}/"
+        saved = [uri for uri in (*self.snapshots, *self.states) if uri.startswith(begin)]
+        return {
+            "checkpoints": [
+                {"checkpoint_id": uri.removeprefix(begin), "tinker_path": uri} for uri in saved
+            ]
+        }
+
     async def retrieve_future(self, body: Mapping[str, Any]) -> Any:
         task = self._promises.get(str(body.get("request_id")))
         if task is None:

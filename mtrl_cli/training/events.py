@@ -103,6 +103,26 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumable:
+    """What stands of a training run that has not finished."""
+
+    committed: int
+    """The last committed step; 0 is the policy that training began from."""
+    begins: int
+    """The step at which a resume begins; below 0 it begins anew, as no training state was saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    """A run that ended with an error, which is told apart from this."""
+
+    run: str
+    folder: str
+    resumable: Resumable | None
+    quarantined: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     run: str
     folder: str
@@ -120,3 +140,5 @@ class RunFinished:
     quarantined: tuple[str, ...] = ()
     evaluated: Evaluated | None = None
     """What ``mtrl eval`` found."""
+    resumable: Resumable | None = None
+    """What a stopped training run can be resumed from."""

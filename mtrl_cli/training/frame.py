@@ -16,14 +16,17 @@ from typing import Any
 
 from mtrl_cli.assembly import Parts, assemble, notices
 from mtrl_cli.config.schema import Experiment
+from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.settle import original
+from mtrl_cli.runs.commits import read_history
 from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
+from mtrl_cli.runs.takeover import ANEW, beginning
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
 from mtrl_cli.training.events import (
@@ -31,6 +34,8 @@ from mtrl_cli.training.events import (
     FolderMade,
     Notice,
     PhaseStarted,
+    Resumable,
+    RunFailed,
     RunFinished,
     RunStarted,
 )
@@ -102,6 +107,8 @@ class Frame:
             raise
         finally:
             await self._end(status, reason)
+            if status == "failed":
+                self._failed()
         return self._finished(status, reason)
 
     def policy(self, policy: PolicySnapshot) -> None:
@@ -249,14 +256,33 @@ class Frame:
             before=outcome.before,
             after=outcome.after,
             skipped=dict(totals.skipped),
-            quarantined=(
-                *self.folder.inherited,
-                *(borrow.describe() for borrow in self.resources.live),
-            ),
+            quarantined=self._left(),
+            resumable=None if status == "finished" else self._resumable(),
             evaluated=outcome.evaluated,
         )
         self.observer(finished)
         return finished
+
+    def _failed(self) -> None:
+        folder = self.folder
+        told = RunFailed(folder.id, str(folder.path), self._resumable(), self._left())
+        self.observer(told)
+
+    def _left(self) -> tuple[str, ...]:
+        """What is not returned, of earlier attempts too."""
+        left = (borrow.describe() for borrow in self.resources.live)
+        return (*self.folder.inherited, *left)
+
+    def _resumable(self) -> Resumable | None:
+        """What a training run that has not finished can be resumed from, if it has begun."""
+        try:
+            history = read_history(self.folder.path / "commits.jsonl")
+        except MtrlError:
+            return None  # told when it is resumed
+        if not self.trains or history.last is None:
+            return None
+        stands = beginning(history).last
+        return Resumable(history.last.step, ANEW if stands is None else stands.step)
 
 
 def cancelled_before_it_began() -> RunFinished:

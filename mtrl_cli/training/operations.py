@@ -9,6 +9,9 @@ sent: one that is cancelled or turned down before that leaves no gap. ``refused`
 call surely was not executed, ``unknown`` that it may have been; both end the run's attempt here,
 and nothing is sent again by itself.
 
+A publish or a save of state whose reply is lost is looked up by its name in the server's list of
+checkpoints, where the server has one, before it counts as unknown.
+
 A call in flight is awaited also when the caller is cancelled, for `PATIENCE` seconds more: its
 effect cannot be taken back, so its outcome should be known. What has no outcome by then is given
 up as ``unknown``, or a server that hangs could not be left.
@@ -17,7 +20,7 @@ up as ``unknown``, or a server that hangs could not be left.
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -42,18 +45,35 @@ PATIENCE = 8.0
 """Seconds that a call in flight may go on after a stop."""
 
 
+_SAVES = ("publish", "save_state")
+_LOOKS = (0.0, 1.0, 2.0)
+"""Seconds before each look at the server's checkpoints."""
+
+
 class TrainingError(MtrlError):
     """What was to be sent, or what came back, cannot be trained with."""
 
 
 class Operations:
-    """The training calls of one attempt, on one server-side model."""
+    """The training calls of one attempt, on one server-side model.
 
-    def __init__(self, service: TrainingService, ledger: Ledger, attempt: int, vocab: int) -> None:
+    ``tell`` hears, in one line, how a call failed that nobody waited for any more.
+    """
+
+    def __init__(
+        self,
+        service: TrainingService,
+        ledger: Ledger,
+        attempt: int,
+        vocab: int,
+        *,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._service = service
         self._ledger = ledger
         self._attempt = attempt
         self._vocab = vocab
+        self._tell = tell
         self._one_at_a_time = asyncio.Lock()
         self._model: str | None = None
         self._seq = 0
@@ -104,11 +124,13 @@ class Operations:
         await self._run(lambda seq: self._service.load_state(self.model, seq, uri))
 
     async def unload_model(self) -> None:
-        """Return the server-side model. Idempotent; does nothing where none is held."""
+        """Return the server-side model. Idempotent; does nothing where none is held, or where it
+        has ended with its server."""
         model = self._model
         if model is None:
             return
-        await self._run(lambda _: self._service.unload_model(model), patience=0)
+        if self._service.gone is None:
+            await self._run(lambda _: self._service.unload_model(model), patience=0)
         self._model = None
 
     def server_model(self, spec: ModelSpec) -> Lender[str]:
@@ -129,7 +151,9 @@ class Operations:
             place=self._service.describe(),
             identify=lambda model: model,
             remedy=lambda model: "the server frees it when its session expires",
-            perhaps_made=lambda error: isinstance(error, Unknown | asyncio.CancelledError),
+            perhaps_made=lambda error: (
+                self._service.gone is None and isinstance(error, Unknown | asyncio.CancelledError)
+            ),
         )
 
     async def _run(
@@ -146,7 +170,10 @@ class Operations:
             call = await asyncio.to_thread(build, seq) if aside else build(seq)
             if call.seq is not None:
                 self._seq = seq
-            return await finish(self._execute(call), patience)
+            return await finish(self._execute(call), patience, self._unheard)
+
+    def _unheard(self, error: BaseException) -> None:
+        self._tell(f"after the stop: {error or type(error).__name__}")
 
     async def _execute(self, call: Call[T]) -> T:
         key = f"a{self._attempt}/{call.kind}" + ("" if call.seq is None else f"/{call.seq}")
@@ -158,20 +185,40 @@ class Operations:
             self._ledger.call(key, "accepted", request=request_id)
 
         try:
-            value = await self._service.execute(call, accepted)
+            value = await self._answered(call, accepted)
         except Refused as error:
             self._ledger.call(key, "refused", reason=str(error))
-            raise
-        except Unknown as error:
-            self._ledger.call(key, "unknown", reason=str(error))
             raise
         except asyncio.CancelledError:
             reason = "given up after a stop without an answer; it may have been executed"
             self._ledger.call(key, "unknown", reason=reason)
             raise
+        except Exception as error:
+            # Also a mistake of our own: the call may have gone out before it was made.
+            self._ledger.call(key, "unknown", reason=str(error) or type(error).__name__)
+            raise
         made = {"result": value} if isinstance(value, str) else {}
         self._ledger.call(key, "done", **made)
         return value
+
+    async def _answered(self, call: Call[T], accepted: Callable[[str], None]) -> T:
+        try:
+            return await self._service.execute(call, accepted)
+        except Unknown:
+            if call.kind not in _SAVES:
+                raise
+            saved = await self._looked_up(cast(Call[str], call))
+            if saved is None:
+                raise
+            return cast(T, saved)
+
+    async def _looked_up(self, call: Call[str]) -> str | None:
+        """What a save has made; asked a few times, as it may be under way."""
+        for pause in _LOOKS:
+            await asyncio.sleep(pause)
+            if (saved := await self._service.find_saved(call)) is not None:
+                return saved
+        return None
 
 
 def check_data(data: Sequence[Datum], vocab: int) -> None:

@@ -87,7 +87,13 @@ async def _attempt(frame: Frame, history: History) -> RunFinished:
 
     async def work(parts: Parts) -> None:
         frame.announce(parts, frame.plan.steps, history.last.step if history.last else 0)
-        operations = Operations(parts.service, folder.ledger, folder.attempt, parts.vocab)
+        operations = Operations(
+            parts.service,
+            folder.ledger,
+            folder.attempt,
+            parts.vocab,
+            tell=lambda text: frame.observer(Notice(text)),
+        )
         async with frame.resources.scope("run") as scope:
             await scope.borrow(operations.server_model(frame.plan.model))
             start = await begin(folder, operations, history)
