@@ -1,104 +1,60 @@
 """The schema of an experiment: one frozen dataclass per config group.
 
 A YAML file composes into these classes and nothing else: unknown keys, wrong types and values
-out of range are refused before anything is contacted or created. Enum members are named as the
-user types them.
+out of range are refused before anything is contacted or created. Enum members (`choices`) are
+named as the user types them.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from omegaconf import MISSING
 
-
-class ServerKind(Enum):
-    local = "local"
-    tinker = "tinker"
-    twinkle = "twinkle"
-
-
-class Backend(Enum):
-    transformers = "transformers"
-    megatron = "megatron"
-
-
-class Snapshots(Enum):
-    immutable = "immutable"
-    newest_only = "newest_only"
-    live = "live"
-
-
-class Codec(Enum):
-    auto = "auto"
-    json = "json"
-    protobuf = "protobuf"
-
-
-class EnvKind(Enum):
-    openenv = "openenv"
-    openenv_remote = "openenv_remote"
-    openenv_served = "openenv_served"
-    e2b = "e2b"
-
-
-class E2BPlan(Enum):
-    hobby = "hobby"
-    pro = "pro"
-
-
-class RewardForm(Enum):
-    sum = "sum"
-    final = "final"
-
-
-class OnFailure(Enum):
-    refill = "refill"
-    shrink = "shrink"
-    drop = "drop"
-
-
-class OnTruncated(Enum):
-    penalize = "penalize"
-    mask = "mask"
-    skip_group = "skip_group"
-
-
-class LossReduction(Enum):
-    sum = "sum"
-    datum_mean = "datum_mean"
-    call_mean = "call_mean"
-
-
-class Loss(Enum):
-    importance_sampling = "importance_sampling"
-    ppo = "ppo"
-    cispo = "cispo"
-    gspo = "gspo"
-    sapo = "sapo"
-
-
-class Advantage(Enum):
-    mean = "mean"
-    mean_std = "mean_std"
-    leave_one_out = "leave_one_out"
-
-
-class Weighting(Enum):
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
-    constant = "constant"
-
-
-class SkipRule(Enum):
-    constant_reward = "constant_reward"
-    model_truncated = "model_truncated"
-
-
-class Schedule(Enum):
-    constant = "constant"
-    linear = "linear"
-    cosine = "cosine"
+from mtrl_cli.config.choices import (
+    Advantage as Advantage,
+)
+from mtrl_cli.config.choices import (
+    Backend as Backend,
+)
+from mtrl_cli.config.choices import (
+    Codec as Codec,
+)
+from mtrl_cli.config.choices import (
+    E2BPlan as E2BPlan,
+)
+from mtrl_cli.config.choices import (
+    EnvKind as EnvKind,
+)
+from mtrl_cli.config.choices import (
+    Loss as Loss,
+)
+from mtrl_cli.config.choices import (
+    LossReduction as LossReduction,
+)
+from mtrl_cli.config.choices import (
+    OnFailure as OnFailure,
+)
+from mtrl_cli.config.choices import (
+    OnTruncated as OnTruncated,
+)
+from mtrl_cli.config.choices import (
+    RewardForm as RewardForm,
+)
+from mtrl_cli.config.choices import (
+    Schedule as Schedule,
+)
+from mtrl_cli.config.choices import (
+    ServerKind as ServerKind,
+)
+from mtrl_cli.config.choices import (
+    SkipRule as SkipRule,
+)
+from mtrl_cli.config.choices import (
+    Snapshots as Snapshots,
+)
+from mtrl_cli.config.choices import (
+    Weighting as Weighting,
+)
 
 
 @dataclass(frozen=True)
