@@ -11,50 +11,41 @@ from typing import Any
 from omegaconf import MISSING
 
 from mtrl_cli.config.choices import (
-    Advantage as Advantage,
+    Advantage,
+    Backend,
+    Codec,
+    E2BPlan,
+    EnvKind,
+    Loss,
+    LossReduction,
+    OnFailure,
+    OnTruncated,
+    RewardForm,
+    Schedule,
+    ServerKind,
+    SkipRule,
+    Snapshots,
+    Weighting,
 )
-from mtrl_cli.config.choices import (
-    Backend as Backend,
-)
-from mtrl_cli.config.choices import (
-    Codec as Codec,
-)
-from mtrl_cli.config.choices import (
-    E2BPlan as E2BPlan,
-)
-from mtrl_cli.config.choices import (
-    EnvKind as EnvKind,
-)
-from mtrl_cli.config.choices import (
-    Loss as Loss,
-)
-from mtrl_cli.config.choices import (
-    LossReduction as LossReduction,
-)
-from mtrl_cli.config.choices import (
-    OnFailure as OnFailure,
-)
-from mtrl_cli.config.choices import (
-    OnTruncated as OnTruncated,
-)
-from mtrl_cli.config.choices import (
-    RewardForm as RewardForm,
-)
-from mtrl_cli.config.choices import (
-    Schedule as Schedule,
-)
-from mtrl_cli.config.choices import (
-    ServerKind as ServerKind,
-)
-from mtrl_cli.config.choices import (
-    SkipRule as SkipRule,
-)
-from mtrl_cli.config.choices import (
-    Snapshots as Snapshots,
-)
-from mtrl_cli.config.choices import (
-    Weighting as Weighting,
-)
+
+__all__ = [
+    "Advantage",
+    "Backend",
+    "Codec",
+    "E2BPlan",
+    "EnvKind",
+    "Loss",
+    "LossReduction",
+    "OnFailure",
+    "OnTruncated",
+    "RewardForm",
+    "Schedule",
+    "ServerKind",
+    "SkipRule",
+    "Snapshots",
+    "Weighting",
+]
+"""The words to choose from; the sections stand below."""
 
 
 @dataclass(frozen=True)
