@@ -2,8 +2,9 @@
 
 Every borrow outside the process that is not released is handed to the reaper of its kind, which
 returns it or says why it cannot. What came of it goes to the ledger as soon as it is known, so a
-reaping that is interrupted, or repeated, goes on where it stopped. A training call without an
-outcome becomes *unknown*; nothing is sent again. Then the run is marked ``lost``.
+reaping that is interrupted, or repeated, goes on where it stopped. The outcome of a training call
+that the server had accepted is asked for once more; without one it becomes *unknown*. Nothing is
+sent again. Then the run is marked ``lost``.
 """
 
 import asyncio
@@ -37,6 +38,10 @@ class Fate:
 
 Reaper = Callable[[LedgerEntry], Awaitable[Fate]]
 
+Recall = Callable[[LedgerEntry], Awaitable[str]]
+"""What became of a training call that the server had accepted: ``done``, ``refused``, ``unknown``.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
@@ -65,6 +70,7 @@ async def reap(
     run: Path,
     entries: Sequence[LedgerEntry],
     reapers: Mapping[str, Reaper],
+    recall: Recall,
     patience: Mapping[str, float] = MappingProxyType({}),
 ) -> Reaped:
     """Settle what ``entries`` leave open. The kinds are reaped in the order of ``reapers``.
@@ -77,7 +83,7 @@ async def reap(
     borrows.sort(key=lambda e: order.index(kind) if (kind := _kind(e)) in order else len(order))
     ledger = Ledger(run / "ledger.jsonl")
     try:
-        unknown = _settle_calls(ledger, entries)
+        unknown = await _settle_calls(ledger, entries, recall)
         returned, left = [], []
         for borrow in borrows:
             seconds = patience.get(_kind(borrow), PATIENCE)
@@ -116,14 +122,22 @@ def _reason(run: RunRecord) -> str:
     return f"aborted by mtrl cancel --kill: {gone}" if killed else gone
 
 
-def _settle_calls(ledger: Ledger, entries: Sequence[LedgerEntry]) -> tuple[str, ...]:
+async def _settle_calls(
+    ledger: Ledger, entries: Sequence[LedgerEntry], recall: Recall
+) -> tuple[str, ...]:
     """Give every training call an outcome; the ones that may have been executed, in words."""
     unknown = []
     for call in entries:
         if call.entry != "call" or not (call.open or call.state == "unknown"):
             continue
         if call.open:
-            ledger.call(call.key, "unknown", reason="the run was gone before its outcome was known")
+            outcome = await recall(call) if "request" in call.facts else "unknown"
+            reason = "the run was gone before its outcome was known"
+            if outcome != "unknown":
+                reason += "; the server still knew it"
+            ledger.call(call.key, outcome, reason=reason)
+            if outcome != "unknown":
+                continue
         accepted = (
             f", accepted as request {call.facts['request']}" if "request" in call.facts else ""
         )

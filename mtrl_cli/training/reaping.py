@@ -47,6 +47,9 @@ _PROGRAMS = {
 
 _NO_LONGER_THERE = (404, 410)
 
+RECALL_SECONDS = 10.0
+"""How long the outcome of one accepted call is asked for."""
+
 
 def _tell_nobody(text: str) -> None:
     pass
@@ -68,7 +71,7 @@ async def _settle(run: Path, tell: Callable[[str], None]) -> Reaped:
     reaping = Reaping(run, entries, tell)
     patience = dict.fromkeys((ACCOUNT, SANDBOX), PATIENCE)
     try:
-        return await reap(run, entries, reaping.table, patience)
+        return await reap(run, entries, reaping.table, reaping.recall, patience)
     finally:
         await reaping.close()
 
@@ -102,6 +105,23 @@ class Reaping:
     async def close(self) -> None:
         if self._service is not None:
             await self._service.close()
+
+    async def recall(self, call: LedgerEntry) -> str:
+        """What became of a training call, if its server lives and still knows."""
+        attempt = call.key.partition("/")[0]
+        sessions = [
+            entry
+            for entry in self._entries.values()
+            if entry.key.startswith(f"{attempt}/") and entry.facts.get("kind") == "server_session"
+        ]
+        if not sessions or self._embedded(sessions[-1]) is not None:
+            return "unknown"
+        try:
+            service = await self._connected(str(sessions[-1].facts.get("place")))
+        except MtrlError:
+            return "unknown"
+        kind, request = str(call.facts.get("kind")), str(call.facts["request"])
+        return await service.recall(kind, request, RECALL_SECONDS)
 
     # The servers that were started for the run.
 
