@@ -83,6 +83,7 @@ async def rig(
     life: float = 100.0,
     dead: Callable[[str], bool] = lambda run: False,
     entrypoint: str | None = None,
+    adapter: Any = None,
     deadlines: Deadlines = Deadlines(5.0, 5.0, 2.0, 4.0),  # noqa: B008 - frozen
     **options: Any,
 ) -> AsyncIterator[Rig]:
@@ -92,7 +93,7 @@ async def rig(
     resources = RolloutResources(journal, patience=5.0)
     factory = E2BFactory(
         entrypoint or f"{GAME}:{game}",
-        Adapter(),
+        adapter or Adapter(),
         api_key="emulated",
         template="base",
         limits=Limits(at_once, per_second, longest, settles),
