@@ -53,7 +53,7 @@ def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) ->
         training_timeout=config.training_timeout,
         key_variable="MTRL_API_KEY" if local else "TINKER_API_KEY",
         formats=Formats.of(config.codec.value, assumed(config).format),
-        slashes=local,
+        wide=local,
         gone=embedded.ended if embedded is not None else None,
     )
 

@@ -60,7 +60,8 @@ class TinkerService:
         heartbeat_period: seconds between heartbeats.
         key_variable: the environment variable that users keep the key in, for messages.
         formats: the format of bodies; found out by the first pass where it is not given.
-        slashes: the names of checkpoints may hold slashes; else they become dashes.
+        wide: the server takes slashes in the names of checkpoints, and seeds beyond 31 bits. Not
+            every one does, and for those slashes become dashes and seeds are cut.
         gone: says how the server ended, once it has.
     """
 
@@ -76,7 +77,7 @@ class TinkerService:
         heartbeat_period: float = 10.0,
         key_variable: str = "TINKER_API_KEY",
         formats: Formats | None = None,
-        slashes: bool = False,
+        wide: bool = False,
         gone: Callable[[], str | None] | None = None,
     ) -> None:
         self._address = address
@@ -86,7 +87,7 @@ class TinkerService:
         self._heartbeat_period = heartbeat_period
         self.counts = Counts()
         self._formats = formats or Formats.of("auto")
-        self._calls = Calls(self._formats, str if slashes else flat)
+        self._calls = Calls(self._formats, str if wide else flat)
         self._transport = Transport(address, connections, gone or (lambda: None))
         self._door = Door(self._transport, key_variable, self._formats)
         self._training = Training(
@@ -99,6 +100,7 @@ class TinkerService:
         self._session: str | None = None
         self._sampling: Sampling | None = None
         self._heartbeat: Heartbeat | None = None
+        self._seed_bits = 63 if wide else 31
         self._models = 0
         self._base_weights: str | None = None
 
@@ -141,6 +143,7 @@ class TinkerService:
             self.counts,
             self._formats,
             cancels=self._capabilities.cancels,
+            seed_bits=self._seed_bits,
         )
         self._heartbeat = Heartbeat(
             self._address, self._session, self._heartbeat_period, keys=self._transport.keys

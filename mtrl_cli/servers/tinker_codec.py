@@ -40,7 +40,12 @@ def body_of(fields: Mapping[str, Any]) -> bytes:
 
 
 def sample_body(
-    request: SampleRequest, sampling_session: str, seq: int, *, prompt_logprobs: bool = False
+    request: SampleRequest,
+    sampling_session: str,
+    seq: int,
+    *,
+    seed: int,
+    prompt_logprobs: bool = False,
 ) -> bytes:
     """An ``asample`` body. Built by hand: it is the one body that is made every turn."""
     sampling = request.sampling
@@ -52,7 +57,7 @@ def sample_body(
     ) % (
         token_text(request.tokens),
         request.max_tokens,
-        request.seed,
+        seed,
         ",".join(map(str, request.stop_ids)).encode(),
         _number(sampling.temperature),
         sampling.top_k,

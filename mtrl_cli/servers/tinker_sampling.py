@@ -76,6 +76,7 @@ class Sampling:
         seconds: the budget of one turn, polls included.
         formats: of the session.
         cancels: the server can be told to stop a request.
+        seed_bits: how many bits of a seed the server takes; only the lowest are sent.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Sampling:
         formats: Formats,
         *,
         cancels: bool,
+        seed_bits: int,
     ) -> None:
         self._transport = transport
         self._session = session
@@ -94,6 +96,7 @@ class Sampling:
         self._counts = counts
         self._formats = formats
         self._cancels = cancels
+        self._seed_mask = (1 << seed_bits) - 1
         self._cancelling: set[asyncio.Task[None]] = set()
         self._samplers: dict[str, asyncio.Task[_Sampler]] = {}
         self._created = 0
@@ -131,7 +134,13 @@ class Sampling:
         self, request: SampleRequest, prompt_logprobs: bool, budget: Budget
     ) -> Result:
         sampler = await self._sampler(request.policy)
-        body = sample_body(request, sampler.id, sampler.next_seq(), prompt_logprobs=prompt_logprobs)
+        body = sample_body(
+            request,
+            sampler.id,
+            sampler.next_seq(),
+            seed=request.seed & self._seed_mask,
+            prompt_logprobs=prompt_logprobs,
+        )
         self._counts.samples += 1
         answer = await self._answer(
             lambda: self._transport.pooled("asample", body, budget.left, _INLINE)

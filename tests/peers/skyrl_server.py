@@ -31,7 +31,12 @@ def serve(model: str, work: str, port: str) -> None:
     fields = {
         "base_model": model,
         "backend": "jax",
-        "backend_config": {"max_lora_adapters": 3, "max_lora_rank": 8},
+        "backend_config": {
+            "max_lora_adapters": 3,
+            "max_lora_rank": 8,
+            "sample_max_num_sequences": 64,
+            "train_micro_batch_size": 8,
+        },
         "checkpoints_base": str(folder / "checkpoints"),
         "database_url": f"sqlite:///{folder / 'tinker.db'}",
         "session_cleanup_interval_sec": 2,

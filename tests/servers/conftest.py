@@ -40,7 +40,7 @@ async def connect(monkeypatch):
         options = {
             "sample_timeout": 5.0,
             "training_timeout": 5.0,
-            "slashes": True,
+            "wide": True,
             "formats": Formats.of(codec),
             **options,
         }

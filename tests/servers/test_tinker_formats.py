@@ -275,11 +275,17 @@ async def test_the_digest_is_the_same_in_both(connect):
         assert three.digest != one.digest
 
 
-async def test_names_without_slashes(connect):
+@pytest.mark.parametrize(
+    ("wide", "name", "seed"),
+    [(True, "20261129-1/a2/step-000012", 2**40 + 5), (False, "20261129-1-a2-step-000012", 5)],
+)
+async def test_names_and_seeds_are_what_the_server_takes(connect, wide, name, seed):
     async with ScriptedPolicyServer() as server:
-        client = await connect(server, slashes=False)
+        client = await connect(server, wide=wide)
         body = json.loads(client.publish("m", 1, "20261129-1/a2/step-000012").body)
-        assert body["path"] == "20261129-1-a2-step-000012"
+        assert body["path"] == name
+        await client.sample(turn(await client.base_policy(), seed=2**40 + 5))
+        assert server.requests("asample")[0].body["sampling_params"]["seed"] == seed
 
 
 def test_what_is_known_of_a_server():
