@@ -1,4 +1,4 @@
-"""A task that a random model can learn: one turn, rewarded by its share of vowels.
+"""A task that a random model can learn in a dozen steps: one turn, the shorter the better.
 
 A harness takes every turn for a call of the one tool, whatever was said, so no format has to be
 learnt first.
@@ -13,7 +13,8 @@ from openenv.core.env_server.types import Action, Observation, State
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import AssistantTurn, Message, TaskSample, ToolCall
 
-PROMPT = "Say vowels."
+PROMPT = "Be brief."
+LONGEST = 40
 
 
 class Say(Action):
@@ -24,13 +25,13 @@ class Heard(Observation):
     text: str
 
 
-class VowelEnvironment(Environment):
+class BriefEnvironment(Environment):
     def reset(self, seed: Any = None, episode_id: Any = None, **kwargs: Any) -> Heard:
         return Heard(text=PROMPT)
 
     def step(self, action: Say, timeout_s: Any = None, **kwargs: Any) -> Heard:
-        share = sum(char in "aeiouAEIOU" for char in action.text) / max(len(action.text), 1)
-        return Heard(text="Thank you.", done=True, reward=share)
+        reward = 1.0 - min(len(action.text), LONGEST) / LONGEST
+        return Heard(text="Thank you.", done=True, reward=reward)
 
     @property
     def state(self) -> State:
@@ -53,7 +54,7 @@ class Listener:
         return None
 
 
-class VowelTask:
+class BriefTask:
     tools = ()
     references: Mapping[str, float] = {}
 
