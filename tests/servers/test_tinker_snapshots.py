@@ -1,0 +1,194 @@
+"""Snapshots on a Tinker server: found in its list, and downloaded without trusting what arrives."""
+
+import io
+import tarfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from safetensors.numpy import load_file, save
+
+from mtrl_cli.servers.errors import ServerError
+from mtrl_cli.servers.interface import CannotList, SnapshotFacts
+from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
+from mtrl_cli.servers.transport import Address
+
+URI = "tinker://m:train:0/sampler_weights/RUN-a1-step-000001"
+RUN = "/api/v1/training_runs/m:train:0/checkpoints"
+KEY = "tml-secret-key"
+WEIGHTS = save({"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
+
+Handler = Callable[[web.Request], object]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 0.05)
+
+
+@asynccontextmanager
+async def serving(routes: Mapping[str, Handler]) -> AsyncIterator[tuple[TestServer, list[str]]]:
+    """A server of these GET routes; the paths that were asked for, with the key where it came."""
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        key = request.headers.get("X-API-Key")
+        asked.append(f"{request.path} {key}")
+        handler = routes.get(request.path)
+        answer = web.Response(status=404) if handler is None else handler(request)
+        assert isinstance(answer, web.StreamResponse)
+        return answer
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    server = TestServer(app)
+    await server.start_server()
+    try:
+        yield server, asked
+    finally:
+        await server.close()
+
+
+def snapshots(server: TestServer) -> TinkerSnapshots:
+    return TinkerSnapshots(Address(str(server.make_url("")).rstrip("/"), KEY))
+
+
+def listed(*entries: Mapping[str, object]) -> Handler:
+    return lambda request: web.json_response({"checkpoints": list(entries)})
+
+
+def packed(*files: tuple[str, bytes], mode: str = "w") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:
+        for name, content in files:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def sends(content: bytes) -> Handler:
+    return lambda request: web.Response(body=content)
+
+
+def leads_to(url: str) -> Handler:
+    return lambda request: web.Response(status=302, headers={"Location": url})
+
+
+async def test_what_the_list_says() -> None:
+    entry = {"tinker_path": URI, "time": "2026-11-29T12:00:00Z", "size_bytes": 77, "public": False}
+    async with serving({RUN: listed({"tinker_path": URI + "x"}, entry)}) as (server, asked):
+        facts = await snapshots(server).facts(URI)
+        assert facts == SnapshotFacts(URI, "2026-11-29T12:00:00Z", 77, None)
+        assert await snapshots(server).facts(URI + "yz") is None
+    assert asked[0] == f"{RUN} {KEY}"
+
+
+async def test_a_model_that_is_not_there_differs_from_a_server_without_a_list() -> None:
+    runs = {"/api/v1/training_runs": lambda request: web.json_response({"training_runs": []})}
+    async with serving(runs) as (server, _):
+        assert await snapshots(server).facts(URI) is None
+    async with serving({}) as (server, _):
+        with pytest.raises(CannotList, match="has no list of checkpoints"):
+            await snapshots(server).facts(URI)
+        with pytest.raises(CannotList, match="names no checkpoint"):
+            await snapshots(server).facts("base://model")
+
+
+async def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not() -> None:
+    answers = iter([web.Response(status=503), web.Response(status=429)])
+    entry = {"tinker_path": URI}
+
+    def busy(request: web.Request) -> object:
+        return next(answers, None) or web.json_response({"checkpoints": [entry]})
+
+    async with serving({RUN: busy}) as (server, asked):
+        assert await snapshots(server).facts(URI) == SnapshotFacts(URI, None, None, None)
+        assert len([path for path in asked if path.startswith(RUN)]) == 3
+    denied = {RUN: lambda request: web.json_response({"detail": f"no {KEY}"}, status=403)}
+    async with serving(denied) as (server, asked):
+        with pytest.raises(ServerError, match="403: no <key>"):
+            await snapshots(server).facts(URI)
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+async def test_the_key_does_not_follow_the_link(tmp_path: Path, mode: str) -> None:
+    archive = packed(
+        ("adapter_model.safetensors", WEIGHTS), ("sub/adapter_config.json", b"{}"), mode=mode
+    )
+    async with serving({"/signed": sends(archive)}) as (store, fetched):
+        path = f"{RUN}/sampler_weights/RUN-a1-step-000001/archive"
+        link = str(store.make_url("/signed"))
+        async with serving({path: leads_to(link)}) as (server, _):
+            await snapshots(server).download(URI, tmp_path)
+    assert fetched == ["/signed None"]
+    names = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.*"))
+    assert names == ["adapter_model.safetensors", "sub/adapter_config.json"]
+    array = load_file(tmp_path / "adapter_model.safetensors")["w"]
+    assert array.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+async def test_a_server_that_knows_the_bare_name_is_asked_for_it(tmp_path: Path) -> None:
+    """As SkyRL tx serves it; the link may be relative."""
+    archive = packed(("adapter_model.safetensors", WEIGHTS))
+    path = f"{RUN}/RUN-a1-step-000001"
+    routes = {f"{path}/archive": leads_to("download"), f"{path}/download": sends(archive)}
+    async with serving(routes) as (server, _):
+        await snapshots(server).download(URI, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["adapter_model.safetensors"]
+
+
+def linked() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo("model.safetensors")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(entry)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (packed(("../out.safetensors", WEIGHTS)), "refused"),
+        (packed(("/tmp/out.safetensors", WEIGHTS)), "refused"),
+        (linked(), "refused"),
+        (packed(("config.json", b"{}")), "no weights in safetensors"),
+        (packed(("model.safetensors", WEIGHTS[:-4])), "model.safetensors .* is damaged"),
+        (packed(("model.safetensors", WEIGHTS))[:600], "cannot be unpacked|is damaged"),
+        (packed(*[("model.safetensors", WEIGHTS)] * 2), "cannot be unpacked"),
+        (b"<html>not an archive</html>", "cannot be unpacked"),
+        (b"", "cannot be unpacked"),
+    ],
+)
+async def test_what_is_not_whole_or_leads_out_of_the_folder_is_refused(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
+    folder = tmp_path / "into"
+    folder.mkdir()
+    path = f"{RUN}/sampler_weights/RUN-a1-step-000001/archive"
+    async with serving({path: leads_to("/signed"), "/signed": sends(content)}) as (server, _):
+        with pytest.raises(ServerError, match=told):
+            await snapshots(server).download(URI, folder)
+    assert [file.name for file in tmp_path.iterdir()] == ["into"]
+
+
+async def test_a_download_that_fails_says_so(tmp_path: Path) -> None:
+    path = f"{RUN}/sampler_weights/RUN-a1-step-000001/archive"
+    async with serving({}) as (server, _):
+        with pytest.raises(ServerError, match="does not hand out"):
+            await snapshots(server).download(URI, tmp_path)
+    gone: dict[str, Handler] = {path: leads_to("/signed")}
+    async with serving(gone) as (server, _):
+        with pytest.raises(ServerError, match=r"the download .* 404"):
+            await snapshots(server).download(URI, tmp_path)
+    async with serving({path: leads_to("file:///etc/passwd")}) as (server, _):
+        with pytest.raises(ServerError, match="not HTTP"):
+            await snapshots(server).download(URI, tmp_path)
+    assert list(tmp_path.iterdir()) == []
