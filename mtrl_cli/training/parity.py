@@ -23,8 +23,11 @@ from mtrl_cli.servers.interface import LossSpec
 
 Floats = NDArray[np.float64]
 
-_ZEROS = 0.05
-"""The share of zeros among logprobs that no sampler has by chance."""
+_ZEROS = 0.01
+"""A share of zeros, among logprobs that are none, that no sampler has by rounding."""
+
+_LARGEST = 300.0
+"""Logarithm of the largest ratio: its sum over a step stays a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,8 @@ def ratio_figures(
     pairs: Sequence[Pair], advantages: Sequence[NDArray[np.float32]], loss: LossSpec
 ) -> dict[str, float]:
     """Of the importance ratios; ``advantages`` are the tokens', per trajectory [sampled]."""
-    log_ratio = _joined(pairs, "again") - _joined(pairs, "sampled")
-    with np.errstate(over="ignore"):
-        ratio = np.exp(log_ratio)
+    log_ratio = np.minimum(_joined(pairs, "again") - _joined(pairs, "sampled"), _LARGEST)
+    ratio = np.exp(log_ratio)
     low, middle, high = np.percentile(ratio, (1, 50, 99))
     figures = {
         "audit/kl_k1": float(-log_ratio.mean()),
@@ -75,7 +77,8 @@ def ratio_figures(
 def likely_cause(pairs: Sequence[Pair]) -> str:
     """What the two computations look like beside each other, in words; "" if like nothing known."""
     sampled, again = _joined(pairs, "sampled"), _joined(pairs, "again")
-    zeros = float(((sampled == 0) & (again < -1e-3)).mean())
+    uncertain = again < -1e-3
+    zeros = float((sampled[uncertain] == 0).mean()) if uncertain.any() else 0.0
     if zeros > _ZEROS:
         return f"{zeros:.0%} of the sampler's logprobs are exactly 0 where the others are not"
     gap = float(np.abs(again - sampled).mean())

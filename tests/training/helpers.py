@@ -35,6 +35,10 @@ def member(
     return Trajectory(group.member(index), tokens_of(turns), opening=(), stop=stop, reward=reward)
 
 
+def group(facts: GroupAdmission, members: Sequence[Trajectory]) -> Group:
+    return Group(facts, tuple(members), failures=(), failed=None)
+
+
 def group_of(*rewards: float | None, group: int = 0, stop: Stop = Stop.DONE) -> Group:
     facts = admission(size=len(rewards), group=group)
     members = tuple(member(facts, index, reward) for index, reward in enumerate(rewards))
