@@ -114,6 +114,68 @@ def test_losses_by_hand() -> None:
         np.testing.assert_allclose(found[1], slopes, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("loss", ["ppo", "cispo"])
+@pytest.mark.parametrize("clip", [(0.8, 1.2), (0.5, 1.0), (1.0, 3.0), (0.0, 1.2)])
+def test_clipping_below_at_and_beyond_the_bounds(loss: LossName, clip: tuple[float, float]) -> None:
+    """Both signs of the advantage; one value and slope at a time, from the definitions."""
+    low, high = clip
+    ratios = [low - 0.2, low, low + 1e-3, 1.0, high - 1e-3, high, high + 0.2, 20.0]
+    for ratio in [ratio for ratio in ratios if ratio > 0]:
+        for advantage in (2.0, -0.5):
+            logp = np.array([-1.3])
+            inputs = {
+                "logprobs": logp - np.log(ratio), "advantages": np.array([advantage])
+            }  # fmt: skip
+            bound = min(max(ratio, low), high)
+            if loss == "cispo":
+                value, slope = -bound * advantage * logp[0], -bound * advantage
+            else:
+                value = -min(ratio * advantage, bound * advantage)
+                clipped = ratio > high if advantage > 0 else ratio < low
+                slope = 0.0 if clipped else -ratio * advantage
+            # At a bound itself the two branches meet; rounding decides which side it is.
+            if loss == "ppo" and min(abs(ratio - low), abs(ratio - high)) < 1e-12:
+                terms, _ = loss_and_slope(loss, logp, inputs, clip)
+                np.testing.assert_allclose(terms, [value], rtol=1e-9)
+                continue
+            terms, slopes = loss_and_slope(loss, logp, inputs, clip)
+            np.testing.assert_allclose(terms, [value], rtol=1e-9)
+            np.testing.assert_allclose(slopes, [slope], rtol=1e-9)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo"])
+def test_slopes_are_central_differences_on_both_sides_of_the_bounds(
+    loss: LossName, sign: float
+) -> None:
+    logp = np.linspace(-3, -1, 41) + 1e-3  # ratios from 0.37 to 2.7, none within 1e-6 of a bound
+    inputs = {"logprobs": np.full(41, -2.0), "advantages": np.full(41, sign * 0.7)}
+    _, slopes = loss_and_slope(loss, logp, inputs, (0.8, 1.2))
+    step = 1e-6
+    above, _ = loss_and_slope(loss, logp + step, inputs, (0.8, 1.2))
+    below, _ = loss_and_slope(loss, logp - step, inputs, (0.8, 1.2))
+    np.testing.assert_allclose(slopes, (above - below) / (2 * step), atol=1e-8)
+    beyond = logp + 2 > np.log(1.2) if sign > 0 else logp + 2 < np.log(0.8)
+    assert ((slopes == 0) == (beyond if loss == "ppo" else np.zeros(41, bool))).all()
+
+
+def test_gradients_of_clipped_tokens_are_those_of_the_others_alone() -> None:
+    """A whole model: tokens beyond ppo's bounds might as well not be there."""
+    (good,) = batch(0, (30,))
+    model = TrainableModel(SHAPE, BASE, None)
+    (logp,) = model.forward([good])
+    ratio = np.where(np.arange(30) % 2, 1.5, 1.0)
+    inputs = {
+        **good.inputs, "logprobs": (logp - np.log(ratio)).astype("f4"),
+        "advantages": np.ones(30, "f4"),
+    }  # fmt: skip
+    without = {**inputs, "advantages": np.where(np.arange(30) % 2, 0, 1).astype("f4")}
+    _, clipped = gradient([Datum(good.tokens, inputs)], "ppo")
+    _, alone = gradient([Datum(good.tokens, without)], "ppo")
+    for name, value in alone.items():
+        np.testing.assert_allclose(clipped[name], value, atol=1e-6 * max(1, np.abs(value).max()))
+
+
 def test_adam_by_hand() -> None:
     data = batch(0, (9,))
     _, g = gradient(data)
