@@ -17,6 +17,7 @@ from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.driver import StreamingDriver
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.script import Run, open_run, run
+from mtrl_cli.training.audit import Audit
 from mtrl_cli.training.batch import KlPenalty, build_batch
 from mtrl_cli.training.groups import GroupRules, training_groups
 from mtrl_cli.training.operations import Operations
@@ -33,6 +34,7 @@ async def train(opened: Run, operations: Operations) -> None:
     initial = policy = await publish(opened, operations, 0)
     lag, pace = plan.max_policy_lag, {"per_step": plan.groups_per_step, "steps": plan.steps}
     driver = StreamingDriver(opened.rollout(), partial(admit, opened), initial, lag=lag, **pace)
+    audit = Audit(plan.audit, plan.loss, service, print)
     async with driver:
         for step in range(plan.steps):
             groups = await driver.take()
@@ -40,7 +42,9 @@ async def train(opened: Run, operations: Operations) -> None:
             reference = await reference_logprobs(service, initial, kept.trajectories)
             batch = build_batch(kept, plan.advantage, KlPenalty(plan.kl(step), reference))
             if batch.data:
-                await operations.forward_backward(batch.data, plan.loss)
+                replay = await audit.replay(policy, batch)
+                result = await operations.forward_backward(batch.data, plan.loss)
+                await audit.check(step + 1, policy, batch, result.logprobs, replay)
                 await operations.optim_step(plan.adam(step))
                 policy = await publish(opened, operations, policy.step + 1)
             driver.publish(policy)

@@ -49,6 +49,7 @@ def plan(
             "base_model": server.base_model,
             "snapshots": service.snapshots.value,
             "dedupes": service.dedupes,
+            "loss_reduction": service.loss_reduction and service.loss_reduction.value,
         },
         "environment": {
             "kind": experiment.env.kind.value,
@@ -167,7 +168,8 @@ def _assumed(server: Mapping[str, Any]) -> str:
     executes = "once" if server["dedupes"] else "twice"
     drains = _DRAINS.get(server["snapshots"], "")
     kept = f"snapshots: {server['snapshots']}{drains}"
-    return f"{kept}; a training call sent twice is executed {executes}"
+    reduction = f"loss reduction: {server['loss_reduction'] or 'not known'}"
+    return f"{kept}; a training call sent twice is executed {executes}; {reduction}"
 
 
 def _games(evaluation: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ that sampled them, which must be what came with the samples, and under the newes
 the trainer's.
 
 A difference above a warning threshold is told once; one above a stop threshold raises
-`AuditError`, and the step is not taken.
+`AuditError`, and the step is not taken. So do logprobs of exactly 0 for tokens that are far from
+certain, which a mean over certain tokens can hide.
 """
 
 import asyncio
@@ -33,6 +34,10 @@ from mtrl_cli.training.reference import policy_logprobs
 
 REPLAYED = 8
 """Trajectories that the server is asked about in a step without a group of the newest policy."""
+
+
+ZEROS = 0.01
+"""The share of zeros from which on they stop the run, where anything does."""
 
 
 class AuditError(MtrlError):
@@ -191,7 +196,9 @@ class Audit:
     def _judge(self, step: int, figures: Mapping[str, float], worst: _Comparison) -> None:
         limits = self._rules.limits
         head = f"audit, step {step}: {worst.differ}: "
-        if _above(figures, limits.stop_max, limits.stop_mean):
+        stops = limits.stop_max or limits.stop_mean
+        zeros = stops and figures["audit/zeros"] > ZEROS
+        if zeros or _above(figures, limits.stop_max, limits.stop_mean):
             text = _told(figures, limits.stop_max, limits.stop_mean, "stop", limits.limit)
             cause = likely_cause(worst.pairs) or _USUAL
             raise AuditError(f"{head}{text}. {cause[0].upper()}{cause[1:]}. {_ENDED}")

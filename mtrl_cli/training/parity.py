@@ -4,6 +4,7 @@ q is the policy that sampled the tokens, with its logprobs as they came with the
 computation that they are held against. r = p / q per token is the importance ratio.
 
 - ``parity_max``, ``parity_mean``: the absolute difference of the logprobs.
+- Zeros: the share of tokens whose logprob is exactly 0 for q and less than -0.1 for p.
 - k1 = mean(−log r) and k3 = mean(r − 1 − log r) both estimate KL(q ‖ p) from samples of q: k1
   without bias but of either sign, k3 never negative and of less variance (J. Schulman,
   "Approximating KL Divergence", 2020).
@@ -23,8 +24,8 @@ from mtrl_cli.servers.interface import LossSpec
 
 Floats = NDArray[np.float64]
 
-_ZEROS = 0.01
-"""A share of zeros, among logprobs that are none, that no sampler has by rounding."""
+_UNCERTAIN = -0.1
+"""A token that is less certain than this has no logprob of 0 in any precision."""
 
 _LARGEST = 300.0
 """Logarithm of the largest ratio: its sum over a step stays a number."""
@@ -50,6 +51,7 @@ def parity_figures(pairs: Sequence[Pair], limit: float) -> dict[str, float]:
         "parity_max": float(gaps.max()),
         "parity_mean": float(gaps.mean()),
         "audit/above": float((gaps > limit).mean()),
+        "audit/zeros": float(_zeros(pairs).mean()),
         "audit/tokens": float(gaps.size),
     }
 
@@ -77,10 +79,8 @@ def ratio_figures(
 def likely_cause(pairs: Sequence[Pair]) -> str:
     """What the two computations look like beside each other, in words; "" if like nothing known."""
     sampled, again = _joined(pairs, "sampled"), _joined(pairs, "again")
-    uncertain = again < -1e-3
-    zeros = float((sampled[uncertain] == 0).mean()) if uncertain.any() else 0.0
-    if zeros > _ZEROS:
-        return f"{zeros:.0%} of the sampler's logprobs are exactly 0 where the others are not"
+    if zeros := int(_zeros(pairs).sum()):
+        return f"{zeros:,} of the sampler's logprobs are exactly 0 where the others are not"
     gap = float(np.abs(again - sampled).mean())
     for step, name in ((1, "next"), (-1, "previous")):
         shifted = _shifted_gap(pairs, step)
@@ -94,6 +94,11 @@ def likely_cause(pairs: Sequence[Pair]) -> str:
 
 def _joined(pairs: Sequence[Pair], name: str) -> Floats:
     return np.concatenate([getattr(pair, name) for pair in pairs])
+
+
+def _zeros(pairs: Sequence[Pair]) -> NDArray[np.bool_]:
+    zero = _joined(pairs, "sampled") == 0
+    return np.asarray(zero & (_joined(pairs, "again") < _UNCERTAIN))
 
 
 def _effective(log_ratio: Floats) -> float:

@@ -25,8 +25,14 @@ def test_differences_over_all_trajectories() -> None:
         "parity_max": 0.5,
         "parity_mean": pytest.approx(0.25),
         "audit/above": pytest.approx(1 / 3),
+        "audit/zeros": 0,
         "audit/tokens": 3,
     }
+
+
+def test_zeros_count_where_the_token_is_far_from_certain() -> None:
+    told = pair([0.0, 0.0, 0.0, -2.0], [-0.001, -0.11, -3.0, -2.0])
+    assert parity_figures([told], limit=1)["audit/zeros"] == 0.5
 
 
 def test_ratios_of_two_tokens() -> None:
@@ -92,7 +98,7 @@ TRUE = [-0.1, -2.0, -0.7, -3.0, -0.2, -1.1]
     [
         ([TRUE[-1], *TRUE[:-1]], "the previous token"),
         ([*TRUE[1:], TRUE[0]], "the next token"),
-        ([0.0, *TRUE[1:]], "17% of the sampler's logprobs are exactly 0"),
+        ([TRUE[0], 0.0, *TRUE[2:]], "1 of the sampler's logprobs are exactly 0"),
         ([value / 2 for value in TRUE], ""),
     ],
 )
