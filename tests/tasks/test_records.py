@@ -11,16 +11,23 @@ import pytest
 
 from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer
+from mtrl_cli.config.compose import compose
+from mtrl_cli.config.resolve import resolve
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
+from mtrl_cli.rollout.events import ignore
 from mtrl_cli.rollout.ports import Sample, SampleRequest, SamplingParams
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.trajectory import Stop, Trajectory
+from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.tasks.records import game, program
 from mtrl_cli.tasks.records.game import Office
 from mtrl_cli.tasks.records.program import RecordsProgram
 from mtrl_cli.tasks.records.task import Records
+from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+from mtrl_cli.training.run import train
+from tests.training.runs import SMALL, trajectories
 
 ENVIRONMENT = "mtrl_cli.tasks.records.env:RecordsEnvironment"
 CHAT = RendererChat(load_tokenizer("mtrl-tiny"))
@@ -219,3 +226,41 @@ def test_what_goes_into_a_sandbox_needs_no_more_than_python_3_8(module: Any) -> 
         for alias in node.names
     }
     assert imported <= {"__future__", "random", "typing", "mtrl_cli.tasks.records.game"}
+
+
+async def test_a_run_on_it_trains(tmp_path: Path) -> None:
+    """Members of a group that submit the right thing, the wrong thing, or nothing at all."""
+    asked: dict[str, str] = {}
+
+    def player(tokens: Sequence[int], seed: int) -> tuple[list[int], list[float]]:
+        text = CHAT.tokenizer.decode(tokens)
+        if "Submitted" in text or seed % 3 == 0:
+            said = "I am done."
+        elif "was" in text.rpartition("Notes:")[0] or seed % 3 == 1:
+            said = call("submit")
+        else:
+            said = call("note", text="first") + call("find", table="prices", column="id", value="*")
+        asked[said[:24]] = text
+        ids = [*CHAT.tokenizer.encode(said), END]
+        return ids, [-0.25] * len(ids)
+
+    async with ScriptedPolicyServer(sampler=player) as server:
+        composed = compose(
+            "records",
+            [
+                *SMALL,
+                f'server.base_url="{server.url}"',
+                f'run.dir="{tmp_path}"',
+                "group.size=6",
+                "group.per_step=2",
+                "train.steps=2",
+            ],
+        )
+        run = await train(resolve(composed), composed.yaml, observer=ignore, stop=StopRequest())
+        assert server.applied("optim_step") == 2
+    assert (run.status, run.steps, run.quarantined) == ("finished", 2, ())
+    played = trajectories(run, 1)
+    assert len(played) == 12
+    assert {member["reward"] for member in played} <= {-1.0, 0.0}
+    assert len({member["reward"] for member in played}) == 2
+    assert len(asked) == 3
