@@ -24,7 +24,13 @@ from mtrl_cli.envs.interface import (
     line,
     raised,
 )
-from mtrl_cli.envs.openenv_class import ActionReader, async_method, check_class, is_async
+from mtrl_cli.envs.openenv_class import (
+    ActionReader,
+    accepted,
+    async_method,
+    check_class,
+    is_async,
+)
 from mtrl_cli.envs.workers import Owner, StuckError, Workers
 from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.lending import Lender
@@ -68,6 +74,7 @@ class OpenEnvFactory:
         self.params = dict(params or {})
         self.read_action = ActionReader(entrypoint, self.environment_class)
         self.deadlines = deadlines
+        self._accepted = accepted(self.environment_class)
         self.async_reset = is_async(self.environment_class, "reset")
         self.async_step = is_async(self.environment_class, "step")
         self.workers = Workers(
@@ -91,6 +98,16 @@ class OpenEnvFactory:
             session.abandon()
             raise
         return TaskEnvironment(session, self._adapter, self.name, self._rules, self._watch)
+
+    def reset_arguments(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those that ``reset`` takes; OpenEnv's server drops the others too."""
+        if self._accepted is None or self._accepted.issuperset(arguments):
+            return arguments
+        dropped = sorted(set(arguments) - self._accepted)
+        self._watch.saw(
+            "reset_arguments_dropped", f"{self.name}.reset does not take {', '.join(dropped)}"
+        )
+        return {key: value for key, value in arguments.items() if key in self._accepted}
 
     async def close(self) -> None:
         """Raises: InfrastructureFailure: instances are still busy; it names them."""
@@ -126,6 +143,7 @@ class EmbeddedSession:
 
     async def reset(self, arguments: Mapping[str, Any]) -> Reply:
         factory = self._factory
+        arguments = factory.reset_arguments(arguments)
         if factory.async_reset:
             observation = await self._await(
                 "reset", lambda: async_method(self._environment, "reset")(**arguments)

@@ -107,6 +107,17 @@ def _said(environment_class: Any, attribute: str, argument: int, hint: str, base
     return None
 
 
+def accepted(environment_class: Any) -> frozenset[str] | None:
+    """The keyword arguments that ``reset`` takes; None when it takes any."""
+    method = "reset_async" if is_async(environment_class, "reset") else "reset"
+    plain = environment_class.reset
+    chosen = plain if inspect.iscoroutinefunction(plain) else getattr(environment_class, method)
+    parameters = inspect.signature(chosen).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
+
+
 def is_async(environment_class: Any, method: str) -> bool:
     from openenv.core.env_server.interfaces import Environment
 
