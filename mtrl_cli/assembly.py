@@ -7,7 +7,7 @@ the ledger hears of each borrow before it is made.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +65,8 @@ class Parts:
     """The server, for people: its kind and its address."""
     watch: Watch
     """What the environments showed beside the episodes, counted."""
+    listing: Mapping[str, Any] | None
+    """The tools that the environment listed, for a task that takes them."""
 
 
 async def check_experiment(experiment: Experiment) -> None:
@@ -116,8 +118,10 @@ async def assemble(
             await borrow(envs.account(folder.name, resources, partial(_is_over, folder.parent)))
         else:
             await borrow(_backend(envs))
+        listing = None
         if takes_tools(task):
-            task.take_tools(await offered_tools(envs, resources))
+            listing = await offered_tools(envs, resources)
+            task.take_tools(listing)
             _check_append_only(chat, task)
         if experiment.env.check_seeds and (text := await seed_notice(envs, task, resources)):
             watch.saw("seeds_ignored", text)
@@ -128,7 +132,7 @@ async def assemble(
         if training:
             check_capabilities(service.capabilities, experiment)
         harnesses, address = harness_factory(task), service.describe()
-        yield Parts(service, chat, task, envs, harnesses, vocab, address, watch)
+        yield Parts(service, chat, task, envs, harnesses, vocab, address, watch, listing)
 
 
 @asynccontextmanager
@@ -160,8 +164,12 @@ def notices() -> list[str]:
     return [] if conflict is None else [conflict]
 
 
-def reading_parts(experiment: Experiment) -> tuple[RendererChat, Task, int]:
+def reading_parts(
+    experiment: Experiment, listing: Mapping[str, Any] | None = None
+) -> tuple[RendererChat, Task, int]:
     """What an episode is written and read with: chat, task, size of the vocabulary.
+
+    ``listing`` is what the environment listed once, for a task that takes its tools from there.
 
     Raises:
         MtrlError: one of them is not there, or cannot be used.
@@ -171,6 +179,8 @@ def reading_parts(experiment: Experiment) -> tuple[RendererChat, Task, int]:
     light_packages("openenv", "openenv.core", "openenv.core.env_server")
     loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
     check_adapter(loaded)
+    if listing is not None and takes_tools(loaded):
+        loaded.take_tools(listing)
     tokenizer = load_tokenizer(server.tokenizer)
     chat = RendererChat(tokenizer, server.renderer)
     _check_append_only(chat, loaded)

@@ -100,6 +100,8 @@ async def open_run(composed: Composed, kind: str) -> AsyncIterator[Run]:
             training=training,
             tell=lambda text: _say(composed.redact(text)),
         ) as parts:
+            if parts.listing is not None:
+                folder.update(tools=dict(parts.listing))
             yield Run(experiment, TrainingPlan(experiment), folder, resources, parts)
             folder.update(environments=dict(parts.watch.counts))
         status = "finished"

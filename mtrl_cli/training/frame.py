@@ -185,6 +185,8 @@ class Frame:
             self.observer(Notice(text))
         async with self._parts() as parts:
             self._begun = True
+            if parts.listing is not None:
+                self.folder.update(tools=dict(parts.listing))
             try:
                 await work(parts)
             finally:

@@ -4,6 +4,7 @@ This is the text side of `mtrl verify`: what the prompt, a sampled turn and a br
 given what the run recorded beside the tokens. It implements `runs.verify.episodes.Retelling`.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,5 +56,14 @@ def retelling_of(run: Path) -> RunRetelling:
     from mtrl_cli.config.resolve import resolve
 
     experiment = resolve(compose(str(run / "config.yaml")), secrets=False)
-    chat, task, vocab = reading_parts(experiment)
+    chat, task, vocab = reading_parts(experiment, _listed(run))
     return RunRetelling(chat, task, vocab, harnessed=harness_factory(task) is not None)
+
+
+def _listed(run: Path) -> Mapping[str, Any] | None:
+    """The tools that the environment listed, where it did; others tell of a damaged run.json."""
+    try:
+        listing = json.loads((run / "run.json").read_text()).get("tools")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return listing if isinstance(listing, dict) else None

@@ -148,6 +148,7 @@ async def test_tools_that_an_environment_lists_embedded() -> None:
     await factory.close()
 
 
+@pytest.mark.long
 async def test_tools_that_an_environment_lists_behind_a_server() -> None:
     server = ServedEnvironments(app=None, entrypoint=SAFE, params={}, concurrency=2, log=None)
     async with AsyncExitStack() as stack:
