@@ -12,8 +12,9 @@ MTRL_TWINKLE_PYTHON names its interpreter when it is elsewhere. Ray opens ports 
 to keep them in: ``unshare -rn sh -c 'ip link set lo up && pytest -m peer tests/peers/…'``.
 
 The mock backends ignore prompts, weights and labels, sample the same tokens every time, cut them
-at their length, and return logprobs that have nothing to do with each other. What is shown here is
-the transport, the shapes and the life of adapters; what is trained is shown by the loss classes.
+at their length, and return logprobs that have nothing to do with each other. With them the
+transport, the shapes and the life of adapters are shown. What is trained is shown without Ray: by
+the loss classes, and by the transformers backend on a tiny random model.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +33,15 @@ import pytest
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.tokens import TokenSequence
-from mtrl_cli.servers.interface import AdamSpec, LossSpec, ModelSpec
+from mtrl_cli.servers.interface import AdamSpec, Datum, LossSpec, ModelSpec
 from mtrl_cli.servers.twinkle import TwinkleService
 from mtrl_cli.servers.twinkle_codec import forward_backward_body
 from mtrl_cli.servers.twinkle_errors import AdapterLost
 from mtrl_cli.servers.twinkle_losses import twinkle_loss
 from mtrl_cli.servers.twinkle_transport import TwinkleAddress
+from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
 from tests.peers.twinkle_kit import PYTHON, serving
-from tests.servers.twinkle_kit import trained_datum, turn
+from tests.servers.twinkle_kit import Trained, connected, trained_datum, turn
 from tests.settlement import audit
 from tests.settlement.process import Running
 from tests.settlement.test_tenants import Tenant, stop_twice
@@ -205,27 +209,49 @@ import json, sys
 import torch
 from twinkle import loss as losses
 
-body = json.load(sys.stdin)
-width = max(len(item["input_ids"]) for item in body["inputs"])
-labels = torch.full((len(body["inputs"]), width), -100)
-for row, item in enumerate(body["inputs"]):
-    labels[row, : len(item["labels"])] = torch.tensor(item["labels"])
-logps = torch.tensor(body["new"], dtype=torch.float64, requires_grad=True)
-made = getattr(losses, body["loss"])(**body["parameters"])
-value = made(
-    {"labels": labels}, {"logps": logps},
-    old_logps=body["old_logps"], advantages=body["advantages"],
-)["loss"]
-value.backward()
-json.dump({"loss": value.item(), "gradient": logps.grad.tolist()}, sys.stdout)
+answers = []
+for body in json.load(sys.stdin):
+    width = max(len(item["input_ids"]) for item in body["inputs"])
+    labels = torch.full((len(body["inputs"]), width), -100)
+    for row, item in enumerate(body["inputs"]):
+        labels[row, : len(item["labels"])] = torch.tensor(item["labels"])
+    logps = torch.tensor(body["new"], dtype=torch.float64, requires_grad=True)
+    made = getattr(losses, body["loss"])(**body["parameters"])
+    value = made(
+        {"labels": labels}, {"logps": logps},
+        old_logps=body["old_logps"], advantages=body["advantages"],
+    )["loss"]
+    value.backward()
+    answers.append({"loss": value.item(), "gradient": logps.grad.tolist()})
+json.dump(answers, sys.stdout)
 """
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "gspo", "sapo", "cispo"])
-@pytest.mark.parametrize("uniform", [True, False])
-def test_the_servers_own_loss_classes_sum_what_was_sent(name: str, uniform: bool) -> None:
+def test_the_servers_own_loss_classes_sum_what_was_sent() -> None:
     """The request's body through twinkle.loss: the derivative of mtrl's sum by every logprob."""
     random = np.random.default_rng(7)
+    names = ["importance_sampling", "ppo", "gspo", "sapo", "cispo"]
+    cases = [_case(name, uniform, random) for name in names for uniform in (True, False)]
+    run = subprocess.run(
+        [PYTHON, "-c", LOSSES], input=json.dumps([told for _, _, told in cases]),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for (name, data, told), answer in zip(cases, json.loads(run.stdout), strict=True):
+        gradient, new = np.array(answer["gradient"]), np.array(told["new"])
+        total, expected = 0.0, np.zeros_like(gradient)
+        for row, datum in enumerate(data):
+            mask = datum.advantages != 0
+            weights = datum.advantages[mask].astype(np.float64)
+            now = new[row, : len(mask)][mask]
+            value, slope = objective(name, now - datum.logprobs[mask], weights, now)
+            total += value
+            expected[row, : len(mask)][mask] = slope
+        assert answer["loss"] == pytest.approx(total, rel=1e-5), name
+        assert gradient == pytest.approx(expected, rel=1e-5, abs=1e-9), name
+
+
+def _case(name: str, uniform: bool, random: Any) -> tuple[str, list[Datum], dict[str, Any]]:
+    """Three sequences of different lengths, as they are sent, and the trainer's new logprobs."""
     loss = LossSpec(name, {})
     places = [[3, 4, 8, 9], [2], [1, 2, 3, 4, 5]]
     data = []
@@ -235,31 +261,15 @@ def test_the_servers_own_loss_classes_sum_what_was_sent(name: str, uniform: bool
             mask = datum.advantages != 0
             datum.advantages[mask] += random.normal(0, 0.1, mask.sum()).astype(np.float32)
         data.append(datum)
-    body: dict[str, Any] = json.loads(forward_backward_body("a", data, loss, "transformers"))
     new = random.uniform(-3, 0, (3, 10))
     for row, datum in enumerate(data):
         mask = datum.advantages != 0
         near = datum.logprobs[mask] + random.uniform(-0.4, 0.4, mask.sum())
         new[row, : len(mask)][mask] = near
     made = twinkle_loss(loss)
-    told = {**body, "new": new.tolist(), "loss": made.name, "parameters": dict(made.parameters)}
-    answer = json.loads(
-        subprocess.run(
-            [PYTHON, "-c", LOSSES], input=json.dumps(told), capture_output=True, text=True,
-            check=True,
-        ).stdout
-    )  # fmt: skip
-    gradient = np.array(answer["gradient"])
-    total, expected = 0.0, np.zeros_like(gradient)
-    for row, datum in enumerate(data):
-        mask = datum.advantages != 0
-        weights = datum.advantages[mask].astype(np.float64)
-        gap = new[row, : len(mask)][mask] - datum.logprobs[mask]
-        value, slope = objective(name, gap, weights, new[row, : len(mask)][mask])
-        total += value
-        expected[row, : len(mask)][mask] = slope
-    assert answer["loss"] == pytest.approx(total, rel=1e-5)
-    assert gradient == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    body = json.loads(forward_backward_body("a", data, loss, "transformers"))
+    parameters = dict(made.parameters)
+    return name, data, {**body, "new": new.tolist(), "loss": made.name, "parameters": parameters}
 
 
 def objective(name: str, gap: Any, weights: Any, new: Any) -> tuple[float, Any]:
@@ -279,3 +289,60 @@ def objective(name: str, gap: Any, weights: Any, new: Any) -> tuple[float, Any]:
     if name == "gspo":
         slope = np.full_like(slope, slope.sum() / len(slope))
     return float(-np.minimum(plain, bounded).sum()), slope
+
+
+# --- the real transformers backend -------------------------------------------------------------
+
+
+async def test_the_transformers_backend_trains_what_was_meant(tmp_path: Path) -> None:
+    """The requests of a session, handed to the real model: losses, logprobs and gradients are
+    those of the sampled tokens alone, with padding, tempered logprobs and PPO's bounds."""
+    places = [[3, 4, 8, 9], [2], [1, 2, 3, 4, 5]]
+    data = [
+        trained_datum([*range(20, 20 + length)], sampled, advantage)
+        for sampled, length, advantage in zip(places, (12, 3, 7), (0.4, -0.7, 0.2), strict=True)
+    ]
+    for datum in data:  # near those of a random model, so that some ratios are bounded
+        mask = datum.advantages != 0
+        datum.logprobs[mask] += np.float32(-6.2)
+    told: dict[str, Any] = {
+        "folder": str(tmp_path / "model"),
+        "tokenizer": str(files("mtrl_cli") / "assets" / "mtrl-tiny" / "tokenizer.json"),
+    }
+    loss = LossSpec("ppo", {}, temperature=0.8)
+    decayed = replace(ADAM, learning_rate=0.02, weight_decay=0.1, grad_clip_norm=0.0)
+    slower = replace(decayed, learning_rate=0.005)
+    async with ScriptedTwinkleServer() as server, connected(server) as client:
+        trained = await Trained.on(client, loss=loss, adam=decayed)
+        for adam in (decayed, slower, slower):
+            await trained.train(*data, loss=loss)
+            await trained.step(adam)
+        prefix = "model/scripted/twinkle/"
+        told["requests"] = [
+            (request.endpoint.removeprefix(prefix), request.body)
+            for request in server.requests()
+            if request.endpoint.startswith(prefix)
+            and not request.endpoint.endswith(("/create", "/calculate_metric"))
+        ]
+    arrays = ("tokens", "targets", "logprobs", "advantages")
+    batch = [{name: getattr(datum, name).tolist() for name in arrays} for datum in data]
+    told["batches"] = [{"data": batch, "temperature": 0.8, "loss": "ppo"}] * 3
+    script = Path(__file__).with_name("twinkle_backend.py")
+    run = await asyncio.to_thread(
+        subprocess.run, ["nice", "-n", "5", PYTHON, script], input=json.dumps(told),
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    steps = json.loads(run.stdout.splitlines()[-1])
+    assert len(steps) == 3
+    for step in steps:
+        assert step["loss"] == pytest.approx(step["meant"], rel=1e-5)
+        assert step["gap"] < 1e-5 * step["size"]
+        for row, own, datum in zip(step["logps"], step["logprobs"], data, strict=True):
+            mask = np.flatnonzero(datum.advantages)
+            assert np.array(row)[mask] == pytest.approx(np.array(own)[mask], abs=1e-5)
+        assert step["optimizer"] == "AdamW"
+    assert steps[0]["meant"] != pytest.approx(steps[2]["meant"])  # it has learnt something
+    rates = [group[0] for step in steps for group in step["groups"]]
+    assert rates == [0.02, 0.005, 0.005]
+    assert steps[1]["groups"][0][1:] == [[0.9, 0.95], 1e-8, 0.1]

@@ -125,6 +125,8 @@ def test_two_steps_from_the_samples_to_the_training_calls(tmp_path, server, play
     ]  # fmt: skip
     assert server.slots == set()
     assert one.world.live() == []
+    check = mtrl(one.cwd, one, "verify", "last")
+    assert check.code() == 0, check.out + check.err
 
 
 def grouped(records: list[Any], values: Sequence[float]) -> list[list[float]]:
@@ -157,6 +159,8 @@ def test_a_drained_run_is_resumed_in_a_fresh_adapter(tmp_path, server):
               for group in record["groups"]]  # fmt: skip
     assert sorted(map(int, groups)) == [*range(2 * (stood + 2))]
     assert len(server.requests(SAMPLE)) > played
+    check = mtrl(one.cwd, one, "verify", "last")
+    assert check.code() == 0, check.out + check.err
     assert server.drifts == []
     assert server.slots == set()
 

@@ -44,7 +44,7 @@ def verify(folder: Path, retelling: Retelling | None = None) -> tuple[RunRecord,
     trains = run.state.get("kind") == "train"
     name = str(run.state.get("id", folder.name))
     files = StepFiles(folder, name, declared, retelling, trains=trains)
-    entries = ledger.read_entries(lines[ledger.FILE], report)
+    entries = ledger.read_entries(lines[ledger.FILE], report, promises=declared.promises)
     if trains:
         _check_training(run, lines, entries, declared, files, report, retelling)
     else:

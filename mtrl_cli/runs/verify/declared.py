@@ -33,6 +33,8 @@ class Declared:
     on_failure: str | None = None
     on_truncated: str | None = None
     saves_trajectories: bool | None = None
+    promises: bool = True
+    """The server accepts a training call before it is done; Twinkle answers with the result."""
 
 
 def read_declared(folder: Path, report: Report) -> Declared:
@@ -61,6 +63,7 @@ def read_declared(folder: Path, report: Report) -> Declared:
         on_failure=_word(content, "group", "on_failure"),
         on_truncated=_word(content, "group", "on_truncated"),
         saves_trajectories=_flag(content, "run", "trajectories"),
+        promises=_word(content, "server", "kind") != "twinkle",
     )
 
 

@@ -1,7 +1,8 @@
 """``ledger.jsonl``: every training call and every borrow, in order.
 
-A **call** goes intent → accepted → done, refused or unknown; a later attempt may still learn what
-became of an accepted one. One call at a time: no intent while another call has no outcome. The
+A **call** goes intent → accepted → done, refused or unknown, and past accepted where the server
+answers with the result and promises nothing (Twinkle); a later attempt may still learn what became
+of an accepted one. One call at a time: no intent while another call has no outcome. The
 sequence numbers of a model are 1, 2, 3, …; a model belongs to one attempt. An optimizer step
 follows at least one forward/backward that is done; after an unknown call an attempt does nothing
 but return its model. A **borrow** goes requested → held → returning → released or quarantined.
@@ -69,8 +70,9 @@ class Entries:
     borrows: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
-def read_entries(lines: Sequence[Line], report: Report) -> Entries:
-    """Follow every entry through its states."""
+def read_entries(lines: Sequence[Line], report: Report, *, promises: bool = True) -> Entries:
+    """Follow every entry through its states; ``promises``: calls are accepted before they are
+    done."""
     entries = Entries()
     for line in lines:
         try:
@@ -79,7 +81,7 @@ def read_entries(lines: Sequence[Line], report: Report) -> Entries:
             report.found(FILE, line.number, f"is no entry: {error} is missing")
             continue
         if kind == "call":
-            _follow_call(entries, key, state, line, report)
+            _follow_call(entries, key, state, line, report, promises)
         elif kind == "borrow":
             _follow_borrow(entries, key, state, line, report)
         else:
@@ -152,7 +154,9 @@ def _trained(commits: Commits, attempt: int) -> int:
     return sum(new != old for old, new in pairwise([began, *(c.policy_step for c in own)]))
 
 
-def _follow_call(entries: Entries, key: str, state: str, line: Line, report: Report) -> None:
+def _follow_call(
+    entries: Entries, key: str, state: str, line: Line, report: Report, promises: bool
+) -> None:
     known = entries.calls.get(key)
     if known is None:
         allowed = _CALL_STEPS[None]
@@ -161,6 +165,8 @@ def _follow_call(entries: Entries, key: str, state: str, line: Line, report: Rep
         allowed = ("done", "refused", "unknown") if known.request else ()
     else:
         allowed = _CALL_STEPS.get(known.state, ())
+        if known.state == "intent" and not promises:
+            allowed = (*allowed, "done")
     if state not in allowed:
         before = "nothing" if known is None else repr(known.state)
         report.found(FILE, line.number, f"{key}: {state!r} follows {before}")
