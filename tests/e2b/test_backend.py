@@ -262,6 +262,7 @@ async def test_a_kill_that_hangs_is_quarantined_and_made_good_by_the_last_sweep(
     nothing_left(use)
 
 
+@pytest.mark.long
 async def test_a_sandbox_that_cannot_be_killed_is_named(emulator: E2BEmulator) -> None:
     emulator.faults.add("kill", faults.status(500, {"code": 500, "message": "no"}), times=-1)
     async with rig(emulator, deadlines=Deadlines(5.0, 5.0, 2.0, 1.0)) as use:

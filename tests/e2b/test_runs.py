@@ -129,6 +129,7 @@ def test_cancel_ends_the_sandboxes_of_a_killed_run(tmp_path: Path, service: E2BE
     assert cancel(tmp_path, service)[0] == 0
 
 
+@pytest.mark.long
 def test_a_killed_run_whose_creations_were_not_answered(
     tmp_path: Path, service: E2BEmulator
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_killed_run_whose_creations_were_not_answered(
     assert list(audit.unfinished_entries(folder)) == []
 
 
+@pytest.mark.long
 def test_without_the_key_they_are_named(tmp_path: Path, service: E2BEmulator) -> None:
     folder = killed(tmp_path, service, lambda: len(service.seen("start")) >= 4)
     held = [e.facts["id"] for e in audit.entries(folder) if e.state == "held" and "id" in e.facts
@@ -166,6 +168,7 @@ def _elsewhere(service: E2BEmulator) -> dict[str, str]:
     return {name: value for name, value in service.environ().items() if name != "E2B_API_KEY"}
 
 
+@pytest.mark.long
 def test_the_next_run_ends_what_a_dead_one_left(tmp_path: Path, service: E2BEmulator) -> None:
     folder = killed(tmp_path, service, lambda: len(service.live) >= 4)
     left = set(service.live)
@@ -222,7 +225,9 @@ def test_a_dry_run_says_how_many_sandboxes_and_how_long(tmp_path: Path) -> None:
     assert ended.stdout == "False\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_stop_while_sandboxes_are_created(
     tmp_path: Path, service: E2BEmulator, number: signal.Signals
 ) -> None:

@@ -49,7 +49,7 @@ PHASES = (
     Phase("upload", "write", executes=False),
     Phase("start", "start", executes=False),
     Phase("reset", "send_input", executes=False),
-    Phase("step", "send_input", skip=2),
+    Phase("step", "send_input", skip=2, executes=False),
     Phase("kill, before it takes effect", "kill", executes=False),
     Phase("kill, after it took effect", "kill"),
 )
@@ -119,7 +119,8 @@ def _audited(
     assert folder is not None
     if "Traceback" in running.err + running.out:
         yield f"a traceback: {running.err[-600:]}"
-    if way.graceful:
+    # An abort may come when the run has settled already.
+    if way.graceful or "cancelled: " in running.out:
         state = audit.state(folder)
         if (state["status"], state["borrows"]) != ("cancelled", {"held": 0, "quarantined": []}):
             yield f"run.json: {state}"

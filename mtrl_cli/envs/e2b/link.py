@@ -19,6 +19,10 @@ from mtrl_cli.envs.interface import line
 _SHORT = 2000
 """Characters of the process's error output that are kept for a message."""
 
+_OUR_OWN = 0
+"""The SDK's word for no time-out when a stream is opened: we bound it ourselves. Under its own,
+a cancelled opening leaves an error that nobody can catch, and a traceback on the screen."""
+
 
 class LinkBroken(Exception):  # noqa: N818
     """The process cannot be asked any more, or did not answer; the text says why."""
@@ -65,7 +69,7 @@ class Link:
                     background=True,
                     stdin=True,
                     timeout=0,
-                    request_timeout=timeout,
+                    request_timeout=_OUR_OWN,
                     cwd=".",
                     on_stdout=self._read,
                     on_stderr=self._read_stderr,
@@ -91,7 +95,7 @@ class Link:
             async with asyncio.timeout(timeout):
                 problem = await self._exchange(text, answer, timeout)
                 if problem is not None:
-                    await self._reopen(problem, timeout)
+                    await self._reopen(problem)
                     # The first line may have been cut off: a new line ends what there is of it.
                     problem = await self._exchange("\n" + text, answer, timeout)
                 if problem is not None:
@@ -148,7 +152,7 @@ class Link:
             return _told(error)
         return None
 
-    async def _reopen(self, problem: str, timeout: float) -> None:
+    async def _reopen(self, problem: str) -> None:
         """Attach to the process anew, where its stream is broken.
 
         Raises:
@@ -164,7 +168,7 @@ class Link:
                 await self._commands.connect(
                     self._handle.pid,
                     timeout=0,
-                    request_timeout=timeout,
+                    request_timeout=_OUR_OWN,
                     on_stdout=self._read,
                     on_stderr=self._read_stderr,
                     retain_output=False,
