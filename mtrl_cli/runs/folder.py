@@ -85,6 +85,7 @@ class RunFolder:
             reason=None,
             ended=None,
             attempt=attempt,
+            step=max(step, 0),
             resumed=[*state.get("resumed", []), resumed],
             **process_facts(os.getpid()),
         )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 Kind = Literal[
     "drop", "delay", "status", "cut", "twice", "hang", "body", "fail", "hold", "reset", "late",
-    "vanish", "hide",
+    "vanish", "hide", "outlive",
 ]  # fmt: skip
 
 
@@ -30,6 +30,11 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+    @property
+    def holds(self) -> bool:
+        """Requests have come to it, and it is closed."""
+        return self.arrived > 0 and not self._open.is_set()
 
     def wait_for(self, arrivals: int, seconds: float = 30.0) -> None:
         """Wait until so many requests have come.
@@ -137,6 +142,11 @@ def hang(*, executes: bool = True) -> Fault:
 def hold(gate: Gate, *, executes: bool = True) -> Fault:
     """No fault at all, but held at ``gate``: the reply, or the request before it is executed."""
     return Fault("hold", executes=executes, gate=gate)
+
+
+def outlive(gate: Gate) -> Fault:
+    """Execute the call when ``gate`` opens, whether or not the client still waits for it."""
+    return Fault("outlive", executes=False, gate=gate)
 
 
 def fail(message: str, category: str | None = None, *, applied: bool = False) -> Fault:

@@ -144,6 +144,7 @@ class ScriptedPolicyServer:
         self._formats = formats
         self._hosted = hosted
         self._requests: list[Request] = []
+        self._outliving: set[asyncio.Task[web.Response]] = set()
         self._thread: ServerThread | None = None
         self.faults = FaultPlan()
         self.url = ""
@@ -187,6 +188,10 @@ class ScriptedPolicyServer:
     @property
     def heartbeats(self) -> int:
         return self._service.heartbeats.total()
+
+    def promised(self, request: Any) -> str | None:
+        """The endpoint that answered with this request id."""
+        return self._service.promised.get(str(request))
 
     # Its life.
 
@@ -238,6 +243,9 @@ class ScriptedPolicyServer:
     async def stop(self) -> None:
         """Close every connection. What the service knows stays readable."""
         self._closing.set()
+        for work in self._outliving:
+            work.cancel()
+        await asyncio.gather(*self._outliving, return_exceptions=True)
         # Accept nothing more, and let what was just accepted become a connection that can be
         # closed, before the server goes.
         asyncio.get_running_loop().remove_reader(self._listener)
@@ -265,6 +273,11 @@ class ScriptedPolicyServer:
         if endpoint == "forward_backward" and self._formats not in ("both", _FORMATS[sent]):
             return _json(415, {"detail": f"Unsupported media type {sent}"})
         fault = self.faults.next(endpoint, body)
+        if fault is not None and fault.kind == "outlive":
+            work = asyncio.ensure_future(self._outlive(endpoint, body, fault))
+            self._outliving.add(work)
+            work.add_done_callback(self._outliving.discard)
+            return await asyncio.shield(work)
         if fault is not None and fault.gate is not None and not fault.executes:
             await fault.gate.passed()
             fault = None
@@ -281,6 +294,14 @@ class ScriptedPolicyServer:
         if fault is None or fault.kind == "fail":
             return reply
         return await self._misbehave(request, fault, reply)
+
+    async def _outlive(self, endpoint: str, body: Mapping[str, Any], fault: Fault) -> web.Response:
+        assert fault.gate is not None
+        await fault.gate.passed()
+        try:
+            return _json(200, await self._execute(endpoint, body, None))
+        except ServiceError as error:
+            return _json(error.status, {"detail": error.detail})
 
     def _reply(self, request: web.Request, answer: Mapping[str, Any]) -> web.Response:
         wanted = self._formats == "protobuf" or (

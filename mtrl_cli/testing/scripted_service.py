@@ -104,6 +104,8 @@ class ScriptedService:
         self._poll_seconds = poll_seconds
         self._keeps = snapshots
         self._promises: dict[str, asyncio.Task[Any]] = {}
+        self.promised: dict[str, str] = {}
+        """Request id → endpoint, of training calls."""
         self._samplers: dict[str, str] = {}
         self._sampled: dict[int, dict[tuple[int, ...], Sequence[float]]] = {}
         """Context → what was sampled after it, with its logprobs."""
@@ -263,6 +265,7 @@ class ScriptedService:
                     409, f"Checkpoint {body['path']!r} already exists for model {model!r}"
                 )
         promise = self._promise(self._train(kind, body, failure, applied))
+        self.promised[promise["request_id"]] = kind
         if model is not None and seq is not None:
             self.models[model].seen[seq] = (digest, promise["request_id"])
         return promise

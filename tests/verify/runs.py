@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from mtrl_cli.errors import MtrlError
+from mtrl_cli.rollout.events import ignore
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.verify.check import verify
 from mtrl_cli.runs.verify.report import Finding, Report
 from mtrl_cli.testing.counted_world import FOLDER_VARIABLE, CountedWorld
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.training.events import StepFinished
+from mtrl_cli.training.play import play
 from mtrl_cli.training.retelling import retelling_of
 from mtrl_cli.training.run import resume, train
 from tests.settlement.cells import player
@@ -64,7 +66,7 @@ def attempt(
         f'server.base_url="{server.url}"', f'run.dir="{parent}"', *COUNTED, *overrides
     )
 
-    async def play() -> None:
+    async def work() -> None:
         request = StopRequest()
 
         def observe(event: object) -> None:
@@ -80,9 +82,25 @@ def attempt(
         patch.setenv(FOLDER_VARIABLE, str(parent.parent / "world"))
         if fails:
             with pytest.raises(MtrlError):
-                asyncio.run(play())
+                asyncio.run(work())
         else:
-            asyncio.run(play())
+            asyncio.run(work())
+    [folder] = [path for path in parent.iterdir() if not path.is_symlink()]
+    return folder
+
+
+def played(server: ScriptedPolicyServer, parent: Path, policy: str) -> Path:
+    """Play three groups under a published policy; the run's folder."""
+    made, yaml = experiment(
+        f'server.base_url="{server.url}"', f'run.dir="{parent}"', *COUNTED, f'policy="{policy}"'
+    )
+
+    async def work() -> None:
+        await play(made, yaml, groups=3, observer=ignore, stop=StopRequest())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(parent.parent / "world"))
+        asyncio.run(work())
     [folder] = [path for path in parent.iterdir() if not path.is_symlink()]
     return folder
 

@@ -5,7 +5,18 @@ from pathlib import Path
 from mtrl_cli.runs.stop import Stage
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from tests.verify.runs import Player, attempt, checked, findings, lines
+from tests.verify.runs import (
+    Player,
+    attempt,
+    checked,
+    findings,
+    lines,
+    played,
+    text_of,
+    write_text,
+)
+
+PLAYED = "trajectories/rollout.jsonl.gz"
 
 
 def test_a_resumed_run(resumed_run: Path) -> None:
@@ -58,6 +69,21 @@ def test_a_run_whose_batches_are_empty(tmp_path: Path) -> None:
     assert {how for c in lines(run, "commits.jsonl") for how in c["groups"].values()} == {
         "constant_reward"
     }
+
+
+def test_episodes_that_were_only_played(tmp_path: Path) -> None:
+    """Under a named policy of a later step; three groups of three, one member refilled."""
+    with ScriptedPolicyServer(sampler=Player(4 * 2 * 3 * 2 + 5)) as server:
+        trained = attempt(server, tmp_path / "runs")
+        run = played(server, tmp_path / "played", lines(trained, "commits.jsonl")[-1]["policy"])
+    report = checked(run)
+    assert report.findings == []
+    assert report.checked["trajectories"] == 10
+    assert report.checked["groups"] == 3
+
+    text = text_of(run, PLAYED).replace(b'"member":1', b'"member":2', 1)
+    write_text(run, PLAYED, text)
+    assert {f.file for f in findings(run)} == {PLAYED}
 
 
 def test_a_run_without_trajectories(tmp_path: Path) -> None:

@@ -83,6 +83,16 @@ def _check_training(
     _check_steps(run.path, history, admitted, files, report)
 
 
+def _taken_up(run: RunRecord, history: Commits) -> int | None:
+    """The step that the run's last attempt goes on from, while it has committed nothing."""
+    if history.last is not None and history.last.attempt == run.attempt:
+        return None
+    match run.state.get("resumed"):
+        case [*_, {"attempt": run.attempt, "step": int(step)}]:
+            return max(step, 0)
+    return None
+
+
 def _begun(run: RunRecord) -> dict[int, tuple[str, int]]:
     """Attempt → the policy that it went on from, and the step."""
     begun = {}
@@ -97,9 +107,9 @@ def _check_state(run: RunRecord, history: Commits, declared: Declared, report: R
     state, last = run.state, history.last
     step = state.get("step", 0)
     reached = 0 if last is None else last.step
-    # The commit is written first: a kill in between leaves run.json one step behind.
-    behind = () if run.status in _ENDED else (reached - 1,)
-    if step not in (reached, *behind):
+    # A commit is written first, and a rollback last: a kill in between leaves a difference.
+    other = () if run.status in _ENDED else (reached - 1, _taken_up(run, history))
+    if step not in (reached, *other):
         report.found(_STATE, None, f"step is {step}, the commits that stand end at {reached}")
     if last is not None and run.attempt < last.attempt:
         report.found(_STATE, None, f"attempt is {run.attempt}, a commit is of {last.attempt}")
@@ -120,7 +130,7 @@ def _check_steps(
         commit = placed.commit
         if commit.trajectories is None:
             continue
-        policies = {
+        policies: dict[int, tuple[str, int | None]] = {
             group: (found.policy, found.policy_step)
             for group in commit.groups
             if (found := admitted.consumed(group, commit.attempt)) is not None
@@ -134,7 +144,7 @@ def _check_steps(
 def _check_played(run: RunRecord, lines: list[Line], files: StepFiles, report: Report) -> None:
     """A run without training: what was played, against its groups."""
     outcomes: dict[int, str] = {}
-    policies: dict[int, tuple[str, int]] = {}
+    policies: dict[int, tuple[str, int | None]] = {}
     for line in lines:
         record: Mapping[str, Any] = line.record
         group, state, policy = (record.get(key) for key in ("group", "state", "policy"))
@@ -143,7 +153,7 @@ def _check_played(run: RunRecord, lines: list[Line], files: StepFiles, report: R
         elif group in outcomes:
             report.found(admissions.FILE, line.number, f"group {group} is there twice")
         else:
-            outcomes[group], policies[group] = state, (policy, 0)
+            outcomes[group], policies[group] = state, (policy, None)
     report.checked["groups"] += len(outcomes)
     if (run.path / _PLAYED).is_file() or outcomes:
         digest = run.state.get("trajectories")

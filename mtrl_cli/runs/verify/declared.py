@@ -32,6 +32,8 @@ class Declared:
     floor: int | None = None
     on_failure: str | None = None
     on_truncated: str | None = None
+    skips_truncated: bool | None = None
+    """A group with a truncated member is left out."""
     saves_trajectories: bool | None = None
     promises: bool = True
     """The server accepts a training call before it is done; Twinkle answers with the result."""
@@ -62,9 +64,17 @@ def read_declared(folder: Path, report: Report) -> Declared:
         floor=_number(content, "group", "floor"),
         on_failure=_word(content, "group", "on_failure"),
         on_truncated=_word(content, "group", "on_truncated"),
+        skips_truncated=_skips_truncated(content),
         saves_trajectories=_flag(content, "run", "trajectories"),
         promises=_word(content, "server", "kind") != "twinkle",
     )
+
+
+def _skips_truncated(content: Any) -> bool | None:
+    rules = _value(content, "train", "skip")
+    if not isinstance(rules, list):
+        return None
+    return "model_truncated" in rules or _word(content, "group", "on_truncated") == "skip_group"
 
 
 def _value(content: Any, *path: str) -> Any:

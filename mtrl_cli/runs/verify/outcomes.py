@@ -20,7 +20,7 @@ def outcome(episodes: Sequence[Episode], declared: Declared, *, trains: bool) ->
         return None
     if len(members) < needed:
         return _most_frequent([episode for episode in episodes if episode.failed])
-    return _trained(members, declared.on_truncated) if trains else "complete"
+    return _trained(members, declared) if trains else "complete"
 
 
 def _needed(declared: Declared) -> int | None:
@@ -32,13 +32,15 @@ def _needed(declared: Declared) -> int | None:
     return declared.size
 
 
-def _trained(members: Sequence[Episode], on_truncated: str | None) -> str | None:
-    if on_truncated is None:
+def _trained(members: Sequence[Episode], declared: Declared) -> str | None:
+    if declared.on_truncated is None or declared.skips_truncated is None:
         return None
-    usable = members if on_truncated == "penalize" else [m for m in members if not m.truncated]
-    masked = len(usable) < len(members)
-    if on_truncated == "skip_group" and masked:
+    whole = [member for member in members if not member.truncated]
+    masked = len(whole) < len(members)
+    if declared.skips_truncated and masked:
         return "model_truncated"
+    usable = whole if declared.on_truncated == "mask" else members
+    masked = len(usable) < len(members)
     if not any(member.logprobs for member in usable):
         return "model_truncated" if masked else "no_trained_token"
     return "constant_reward" if len({member.reward for member in usable}) == 1 else "trained"

@@ -42,7 +42,7 @@ class StepFiles:
         name: str,
         digest: str | None,
         outcomes: Mapping[int, str],
-        policies: Mapping[int, tuple[str, int]],
+        policies: Mapping[int, tuple[str, int | None]],
         report: Report,
     ) -> dict[int, list[Episode]]:
         """Check one file.
@@ -51,7 +51,8 @@ class StepFiles:
             name: its path below the run's folder.
             digest: the SHA-256 of its text that the run recorded.
             outcomes: group → outcome, of the groups that must be in it.
-            policies: group → the policy and policy step that it was admitted under.
+            policies: group → the policy that it was admitted under, and its step where it is
+                known.
 
         Returns the groups that were found in it.
         """
@@ -117,13 +118,14 @@ class StepFiles:
             report.found(name, line, f"group {group} is not one that this file belongs to")
 
     def _group_flaws(
-        self, episodes: Sequence[Episode], admitted: tuple[str, int] | None
+        self, episodes: Sequence[Episode], admitted: tuple[str, int | None] | None
     ) -> Iterator[tuple[int, str]]:
         first = episodes[0]
+        policy, step = admitted or (first.policy, None)
         for found in episodes:
-            if admitted is not None and (found.policy, found.policy_step) != admitted:
+            if found.policy != policy or (step is not None and found.policy_step != step):
                 what = f"policy {found.policy} (step {found.policy_step}), admitted under"
-                yield found.line, f"{what} {admitted[0]} (step {admitted[1]})"
+                yield found.line, f"{what} {policy} (step {step})"
             elif (found.policy, found.policy_step) != (first.policy, first.policy_step):
                 yield found.line, f"policy {found.policy}, another member has {first.policy}"
             if (found.task, found.task_seed) != (first.task, first.task_seed):
