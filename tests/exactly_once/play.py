@@ -5,10 +5,11 @@ process; the kills use processes of their own (see `zygote`).
 """
 
 import asyncio
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+
+import yaml
 
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.errors import MtrlError
@@ -29,6 +30,7 @@ WORDS = (
     "server.base_model=scripted",
     "server.tokenizer=mtrl-tiny",
     "server.snapshots=immutable",
+    "server.leaks_gradients=false",
     "task.name=counted",
     "task.entrypoint=mtrl_cli.testing.counted_world:CountedTask",
     "task.params={turns: 1}",
@@ -80,19 +82,21 @@ class Setting:
 
     def composed(self) -> tuple[Experiment, str]:
         """Composed from one composition for all, as that takes longer than a run."""
-        made, yaml = _composed()
-        server = replace(
-            made.server,
-            base_url=self.url,
-            dedupes=self.dedupes,
-            training_timeout=self.patience,
+        made, text = _composed()
+        where = {
+            "base_url": self.url,
+            "dedupes": self.dedupes,
+            "training_timeout": self.patience,
+        }
+        written = yaml.safe_load(text)
+        written["server"] |= where
+        written["run"]["dir"] = str(self.runs)
+        changed = replace(
+            made,
+            server=replace(made.server, **where),
+            run=replace(made.run, dir=str(self.runs)),
         )
-        changes = {"base_url": self.url, "dir": str(self.runs)}
-        changes |= {"dedupes": str(self.dedupes).lower(), "training_timeout": str(self.patience)}
-        for key, value in changes.items():
-            yaml, found = re.subn(rf"(?m)^(  {key}:) .*$", rf"\1 {value}", yaml)
-            assert found == 1, key
-        return replace(made, server=server, run=replace(made.run, dir=str(self.runs))), yaml
+        return changed, yaml.safe_dump(written)
 
 
 @lru_cache(1)
@@ -102,12 +106,12 @@ def _composed() -> tuple[Experiment, str]:
 
 def attempt(setting: Setting, run: Path | None) -> str | None:
     """Begin a run, or go on with one; how it failed, None where it finished."""
-    made, yaml = setting.composed()
+    made, written = setting.composed()
 
     async def play() -> None:
         stop = StopRequest()
         if run is None:
-            await train(made, yaml, observer=ignore, stop=stop)
+            await train(made, written, observer=ignore, stop=stop)
         else:
             await resume(run, made, observer=ignore, stop=stop)
 
