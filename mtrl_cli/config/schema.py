@@ -274,7 +274,8 @@ class TrainConfig:
     """Steps that a group's policy may be behind when it is trained; 0 samples and trains in
     turn, 1 or more samples the next groups while a step trains."""
     checkpoint_every: int = 25
-    """Steps between saved training states; 0 saves none."""
+    """Steps between saved training states, which a resume can begin at; the last step of a run or
+    of a drain has one too. 0 saves none: a resume then begins anew."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,165 @@
+"""``mtrl train --resume``: what is refused, with which exit code, and what is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mtrl_cli.config.compose import compose
+from mtrl_cli.config.differences import RULES, differences
+from mtrl_cli.config.keys import schema_keys
+from mtrl_cli.runs.commits import Commit
+from mtrl_cli.runs.files import RecordFile
+from tests.cli.processes import mtrl
+from tests.runs.dead import Line, amend, dead_run
+from tests.runs.live import SCRIPTED, Train
+
+BLACKJACK = compose("blackjack").yaml
+
+
+def committed(folder: Path, steps: int, *, state: int | None = None) -> None:
+    """Write commits of ``steps`` steps of one group; ``state`` is the step that has a state."""
+    file = RecordFile(folder / "commits.jsonl")
+    for step in range(steps + 1):
+        groups = {step - 1: "trained"} if step else {}
+        uri = "tinker://model_1/weights/w" if step == state else None
+        file.append(Commit(step, 1, f"tinker://p{step}", step, uri, groups, {}).to_record())
+    file.close()
+
+
+def test_no_such_run(tmp_path: Path) -> None:
+    ended = mtrl("train", "--resume", "nothing", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr == "error: no run 'nothing': there are no runs in runs (see --runs-dir)\n"
+
+
+def test_only_training_is_resumed(tmp_path: Path) -> None:
+    folder = dead_run(tmp_path / "runs", config=BLACKJACK)
+    amend(folder, kind="rollout")
+    ended = mtrl("train", "--resume", "last", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    told = f"error: {folder.name} is a rollout run, and only training can be resumed"
+    assert ended.stderr.startswith(told)
+
+
+def test_a_run_that_lives_is_left_alone(tmp_path: Path) -> None:
+    with Train(tmp_path, (*SCRIPTED[:5], "server.store=store")) as run:
+        run.until(lambda: run.state().get("step", 0) >= 1)
+        ended = mtrl("train", "--resume", "last", cwd=tmp_path)
+        assert ended.returncode == 4
+        assert f"error: {run.id} is still running (attempt 1, process {run.process.pid}" in (
+            ended.stderr
+        )
+        assert f" hint: end it first: mtrl cancel {run.id}\n" in ended.stderr
+        assert run.state()["attempt"] == 1
+
+
+def test_a_finished_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+    folder = dead_run(tmp_path / "runs", config=BLACKJACK)
+    amend(folder, status="finished")
+    committed(folder, 150, state=150)
+    ended = mtrl("train", "--resume", "last", cwd=tmp_path)
+    more = f"mtrl train --resume {folder.name} train.steps=300 --force"
+    told = f"{folder.name} is finished, 150 steps; for more steps: {more}\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, told, "")
+
+
+def test_every_key_that_differs_is_named(tmp_path: Path) -> None:
+    folder = dead_run(tmp_path / "runs", config=BLACKJACK)
+    asked = ("seed=7", "train.steps=3", "eval.games=10")
+    for force in ((), ("--force",)):
+        ended = mtrl("train", "--resume", "last", *force, *asked, cwd=tmp_path)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        first, *rest = ended.stderr.splitlines()
+        assert (
+            first == f"error: {folder.name} was started with another configuration, 3 keys differ:"
+        )
+        assert [line.strip().partition(" (")[0] for line in rest[:3]] == [
+            "eval.games: 6000 → 10", "seed: 0 → 7", "train.steps: 150 → 3",
+        ]  # fmt: skip
+        assert "(needs --force)" in rest[0]
+        assert "refused: every task" in rest[1]
+    assert json.loads((folder / "run.json").read_text())["attempt"] == 1
+
+
+def test_a_dry_run_says_where_it_would_begin(tmp_path: Path) -> None:
+    folder = dead_run(tmp_path / "runs", config=BLACKJACK)
+    committed(folder, 3, state=2)
+    asked = ("--resume", "last", "train.steps=200", "--force", "--dry-run", "--json")
+    ended = mtrl("train", *asked, cwd=tmp_path)
+    facts = json.loads(ended.stdout)
+    assert facts["resumes"] == {
+        "run": folder.name,
+        "folder": f"runs/{folder.name}",
+        "attempt": 2,
+        "step": 2,
+    }
+    assert facts["steps"] == 200
+    assert json.loads((folder / "run.json").read_text())["attempt"] == 1
+
+
+@pytest.mark.parametrize(
+    ("after", "refused"),
+    [
+        ([], True),
+        ([("call", "a1/optim_step/3", "unknown", {"kind": "optim_step", "model": "m"})], True),
+        ([("call", "a1/optim_step/3", "done", {"kind": "optim_step", "model": "m"})], False),
+    ],
+    ids=["gradients", "a step of unknown outcome", "stepped"],
+)
+def test_a_server_that_leaks_gradients(tmp_path: Path, after: list[Line], refused: bool) -> None:
+    """Of a server of which nothing is known it is assumed."""
+    base = [*SCRIPTED[5:], 'server.base_url="http://127.0.0.1:9"']
+    facts = {"kind": "forward_backward", "model": "m"}
+    passed: Line = ("call", "a1/forward_backward/2", "done", facts)
+    config = compose("blackjack", base).yaml
+    dead_run(tmp_path / "runs", [passed, *after], config)
+    told = "broke off with gradients of m that were not stepped"
+    for force in ((), ("--force",)):
+        asked = ("train", "--resume", "last", *force)
+        ended = mtrl(*asked, cwd=tmp_path, TINKER_API_KEY="none-needed")
+        if refused and not force:
+            assert ended.returncode == 2
+            assert told in ended.stderr
+            assert "resume with --force" in ended.stderr
+        else:
+            assert ended.returncode == 1  # nobody answers there
+            assert "no training server answers" in ended.stderr
+
+
+def test_options_of_a_resume_need_one(tmp_path: Path) -> None:
+    for option in (("--force",), ("--runs-dir", "runs")):
+        ended = mtrl("train", *option, "--dry-run", cwd=tmp_path)
+        assert ended.returncode == 2
+        assert "go with --resume" in ended.stderr
+
+
+def test_the_rules_name_keys_that_there_are() -> None:
+    assert set(RULES) - {""} <= set(schema_keys())
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "safe"),
+    [
+        ([], ["train.steps=200"], True),
+        ([], ["train.steps=99"], False),  # 100 are committed
+        (["train.schedule=cosine"], ["train.schedule=cosine", "train.steps=200"], False),
+        ([], ["train.learning_rate=0.5"], False),
+        ([], ["train.loss_config={clip_low_threshold: 0.9}"], False),
+        ([], ["train.checkpoint_every=1"], True),
+        ([], ["env.step_timeout=1"], True),
+        ([], ["env.max_observation=1"], False),
+        ([], ["server.base_url='http://elsewhere'"], True),
+        ([], ["server.base_model=other"], False),
+        ([], ["task.unfinished_reward=0"], False),
+        ([], ["eval.greedy=true"], True),
+    ],
+)
+def test_what_is_safe_to_change(before: list[str], now: list[str], safe: bool) -> None:
+    found = differences(compose("blackjack", before), compose("blackjack", now), 100)
+    assert [difference.rule.safe for difference in found] == [safe]
+
+
+def test_secrets_and_the_folder_of_runs_are_not_compared() -> None:
+    other = compose("blackjack", ["server.api_key=abcdefg", "run.dir=elsewhere"])
+    assert differences(compose("blackjack"), other, 0) == []
