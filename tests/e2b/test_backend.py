@@ -288,6 +288,14 @@ async def test_whatever_carries_the_runs_mark_is_ended(emulator: E2BEmulator) ->
     assert emulator.live == [living]
 
 
+@pytest.mark.long
+async def test_a_service_that_lists_nothing_is_told_in_one_line(emulator: E2BEmulator) -> None:
+    emulator.faults.add("list", faults.status(503, "<html>", headers=HTML), times=-1)
+    with pytest.raises(MtrlError, match=r"E2B at http://\S+: sandboxes cannot be listed: Service"):
+        async with rig(emulator):
+            pass
+
+
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [

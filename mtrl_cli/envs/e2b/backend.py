@@ -111,7 +111,11 @@ class E2BFactory:
             self._lost = LostCreations(
                 self._provider, resources, run, self._limits.settles, self._sweep.kill
             )
-            if text := await self._sweep.dead(dead):
+            try:
+                text = await self._sweep.dead(dead)
+            except InfrastructureFailure as failure:
+                raise MtrlError(f"{self._provider.place}: {failure}") from failure
+            if text:
                 self._watch.tell(text)
             return self
 
