@@ -78,7 +78,7 @@ def pack(store: Store, ref: Ref, shape: Shape) -> bytes:
     else:
         weights, config = parameters or matrices(arrays), _config(shape, meta)
         names = ("model.safetensors", "config.json")
-    return _tar({names[0]: _safetensors(weights, ref), names[1]: _json(config)})
+    return _tar({names[0]: _safetensors(weights), names[1]: _json(config)})
 
 
 def _config(shape: Shape, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,11 +124,12 @@ def _peft(
     }
 
 
-def _safetensors(weights: Arrays, ref: Ref) -> bytes:
+def _safetensors(weights: Arrays) -> bytes:
     from safetensors.numpy import save
 
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
-    return save(arrays, metadata={"format": "pt", "uri": ref.uri})
+    # One entry, as their order is not fixed: a checkpoint is packed into the same bytes each time.
+    return save(arrays, metadata={"format": "pt"})
 
 
 def _json(record: Mapping[str, Any]) -> bytes:

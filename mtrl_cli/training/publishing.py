@@ -70,6 +70,8 @@ async def publish(
             not an empty folder.
         MtrlError: the server does not hold the snapshot, or cannot be reached.
     """
+    if export is not None:
+        _require_empty(export)
     run = trained_run(runs, asked)
     history = read_history(run.path / "commits.jsonl")
     commit = commit_at(history, step, run.id)
@@ -78,8 +80,6 @@ async def publish(
     name = check_name(name or _default_name(experiment.name, run.id, commit.step))
     refuse_taken(runs, name)
     _refuse_passing(experiment, run, commit)
-    if export is not None:
-        _require_empty(export)
 
     async with snapshot_store(experiment.server) as store:
         facts = await _listed(store, commit.policy)
