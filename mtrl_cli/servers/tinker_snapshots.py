@@ -156,10 +156,11 @@ class TinkerSnapshots:
                 if urlsplit(link).scheme not in ("http", "https"):
                     raise ServerError(f"{self._address.url} names a download that is not HTTP")
                 return link
-            if reply.status_code != 404:
+            if reply.status_code >= 400 and reply.status_code != 404:
                 verdict = judge_reply(reply.status_code, reply.content)
                 raise self._failed(f"the archive of {uri}", verdict)
-        raise ServerError(f"{self._address.url} does not hand out {uri} (HTTP 404)")
+        told = f"HTTP {reply.status_code}, and no link"
+        raise ServerError(f"{self._address.url} does not hand out {uri} ({told})")
 
     async def _fetch(self, link: str, into: IO[bytes]) -> None:
         import httpx
