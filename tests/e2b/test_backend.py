@@ -92,11 +92,16 @@ async def test_unknown_outcomes_without_end_are_infrastructure(emulator: E2BEmul
     ("fault", "least"),
     [
         (faults.status(429, {"code": 429, "message": "slow"}, retry_after=1.5), 1.5),
-        (faults.status(429, "<html>", headers=HTML, retry_after=1.5), 1.5),
-        (faults.status(429, {"code": 429, "message": "slow"}), 0.5),
         (faults.status(429, "<html>", headers=HTML), 0.5),
-        (faults.status(503, {"code": 503, "message": "busy"}), 0.5),
-        (faults.status(503, {"code": 503, "message": "busy"}, retry_after=0.8), 0.8),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                (faults.status(429, "<html>", headers=HTML, retry_after=1.5), 1.5),
+                (faults.status(429, {"code": 429, "message": "slow"}), 0.5),
+                (faults.status(503, {"code": 503, "message": "busy"}), 0.5),
+                (faults.status(503, {"code": 503, "message": "busy"}, retry_after=0.8), 0.8),
+            )
+        ),
     ],
 )
 async def test_what_was_surely_refused_is_backed_off_from_and_makes_nothing_lost(

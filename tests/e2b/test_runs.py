@@ -115,6 +115,7 @@ def cancel(tmp_path: Path, service: E2BEmulator, *options: str) -> "tuple[int, s
     return ended.returncode, ended.stdout + ended.stderr
 
 
+@pytest.mark.long
 def test_cancel_ends_the_sandboxes_of_a_killed_run(tmp_path: Path, service: E2BEmulator) -> None:
     gate = faults.Gate()
     service.faults.add("send_input", faults.hold(gate), times=-1, skip=6)
@@ -225,9 +226,8 @@ def test_a_dry_run_says_how_many_sandboxes_and_how_long(tmp_path: Path) -> None:
     assert ended.stdout == "False\n"
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_sandboxes_are_created(
     tmp_path: Path, service: E2BEmulator, number: signal.Signals
 ) -> None:

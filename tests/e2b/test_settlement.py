@@ -57,7 +57,7 @@ CELLS = [(phase.name, way.name) for phase in PHASES for way in WAYS]
 SAMPLE = [
     ("creation, after it took effect", "SIGINT ×2"),
     ("step", "SIGTERM"),
-    ("creation, after it took effect", "SIGKILL"),
+    ("reset", "SIGKILL"),
 ]
 
 
