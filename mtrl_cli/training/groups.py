@@ -24,6 +24,7 @@ from typing import Literal
 
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import Trajectory
+from mtrl_cli.training.advantages import equal_rewards
 
 OnTruncated = Literal["penalize", "mask"]
 SkipRule = Literal["constant_reward", "model_truncated"]
@@ -52,7 +53,7 @@ class TrainingGroup:
     @property
     def constant_reward(self) -> bool:
         """All rewards equal: the group has no advantage to learn from, only a KL term."""
-        return max(self.rewards) == min(self.rewards)
+        return equal_rewards(self.rewards)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtrl_cli.training.advantages import AdvantageForm, group_advantages
@@ -28,11 +28,18 @@ def test_by_hand(rewards: list[float], form: AdvantageForm, expected: list[float
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rewards", [[5.0], [-1.0, -1.0, -1.0], [0.1] * 7])
+@pytest.mark.parametrize("rewards", [[5.0], [-1.0, -1.0, -1.0], [0.1] * 7, [0.0, 0.0]])
 def test_nothing_to_compare_with_gives_zero(form: AdvantageForm, rewards: list[float]) -> None:
     assert group_advantages(rewards, form).tolist() == [0.0] * len(rewards)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_rewards_that_differ_by_the_rounding_of_a_sum_are_equal(form: AdvantageForm) -> None:
+    assert group_advantages([0.1 + 0.2, 0.3, 0.3], form).tolist() == [0, 0, 0]
+    assert group_advantages([0.3 + 1e-6, 0.3, 0.3], form)[0] > 0
+
+
+@example(rewards=[0.0, 2.2250738585072014e-308], form="mean_std")  # its square is 0
 @given(
     rewards=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=16),
     form=st.sampled_from(FORMS),

@@ -44,6 +44,11 @@ def test_equal_rewards_are_kept_for_their_kl_term_and_counted() -> None:
     assert len(batch.trajectories) == 3
 
 
+def test_rewards_that_are_equal_up_to_rounding_are_equal() -> None:
+    batch = training_groups([group_of(0.1 + 0.2, 0.3)], RULES)
+    assert batch.outcomes == {0: "constant_reward"}
+
+
 def test_membership_is_each_index_exactly_once() -> None:
     whole = group_of(0, 1, 0)
     twice = replace(whole, members=(whole.members[0], whole.members[0], whole.members[2]))

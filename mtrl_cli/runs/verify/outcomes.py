@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from mtrl_cli.runs.verify.declared import Declared
 from mtrl_cli.runs.verify.episodes import Episode
 
+_ROUNDING = 1e-9
+"""Spread of a group's rewards, relative to the largest, that is no difference."""
+
 
 def outcome(episodes: Sequence[Episode], declared: Declared, *, trains: bool) -> str | None:
     """``trained``, ``constant_reward`` or the reason why the group was skipped; ``complete``
@@ -43,7 +46,9 @@ def _trained(members: Sequence[Episode], declared: Declared) -> str | None:
     masked = len(usable) < len(members)
     if not any(member.logprobs for member in usable):
         return "model_truncated" if masked else "no_trained_token"
-    return "constant_reward" if len({member.reward for member in usable}) == 1 else "trained"
+    rewards = [member.reward for member in usable if member.reward is not None]
+    equal = not rewards or max(rewards) - min(rewards) <= _ROUNDING * max(map(abs, rewards))
+    return "constant_reward" if equal else "trained"
 
 
 def _most_frequent(failures: Sequence[Episode]) -> str | None:
