@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.keys import known, nearest, nearest_key
-from mtrl_cli.config.secrets import is_secret, masked_value, mentions_secret
+from mtrl_cli.config.secrets import is_secret, masked_value, mentions_secret, without_user
 
 
 @dataclass(frozen=True)
@@ -140,4 +140,4 @@ def _not_an_override(argument: str, dirs: Sequence[Path]) -> ConfigError:
 def _without_secret(argument: str) -> str:
     key, equals, value = argument.partition("=")
     secret = is_secret(key.lstrip("+~")) or mentions_secret(value)
-    return f"{key}={masked_value(value)}" if equals and secret else argument
+    return f"{key}={masked_value(value)}" if equals and secret else without_user(argument)

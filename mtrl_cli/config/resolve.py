@@ -72,7 +72,7 @@ def _require_values(composed: Composed) -> None:
 def _refuse_masks(composed: Composed) -> None:
     """A saved configuration has its literal secrets masked; the mask is not the secret."""
     for key, value, secret in leaves(composed.container):
-        if secret and isinstance(value, str) and MASK in value:
+        if isinstance(value, str) and (MASK in value if secret else f"://{MASK}@" in value):
             raise ConfigError(
                 f"{key} was masked when this configuration was saved",
                 at=composed.origin(key),

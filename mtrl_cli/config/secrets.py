@@ -3,7 +3,8 @@
 A key is a secret by its name. Its value belongs in the environment and is named by
 interpolation (``${oc.env:NAME}``); an unresolved configuration then holds no secret at all. A
 literal is masked where the configuration is saved or shown. `Redactor` takes known values out
-of any other text, wherever an interpolation copied them.
+of any other text, wherever an interpolation copied them. A user name and password inside an
+address are a secret wherever they stand.
 """
 
 import os
@@ -20,6 +21,9 @@ _ENV = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*(,)?")
 _ENV_LITERAL_DEFAULT = re.compile(
     r"(\$\{oc\.env:\s*[A-Za-z_]\w*\s*,)\s*(?!null\s*\}|\$\{)[^}]+(?=\})"
 )
+_URL_USER = re.compile(r"(://)[^\s/@'\"]+@")
+_BARE_USER = re.compile(r"[^\s/@:='\"]+:([^\s/@'\"]+)@")
+"""In an address whose scheme was forgotten."""
 _PLAIN = re.compile(r"[-+.\deE]*|true|false|null|none", re.IGNORECASE)
 _SHORTEST = 4
 """Shorter values are not taken out of text: they would riddle it and hide nothing."""
@@ -49,6 +53,11 @@ def mentions_secret(text: str) -> bool:
 def masked_value(value: str) -> str:
     """A secret's text as it may be shown: where it comes from stays, a literal does not."""
     return _ENV_LITERAL_DEFAULT.sub(rf"\1{MASK}", value) if _interpolated(value) else MASK
+
+
+def without_user(text: str) -> str:
+    """``text`` without the user names and passwords of the addresses in it."""
+    return _BARE_USER.sub(f"{MASK}@", _URL_USER.sub(rf"\1{MASK}@", text))
 
 
 def leaves(node: Any, prefix: str = "", secret: bool = False) -> Iterator[tuple[str, Any, bool]]:
@@ -103,7 +112,7 @@ class Redactor:
     def __call__(self, text: str) -> str:
         for value in sorted(self.values, key=len, reverse=True):
             text = text.replace(value, MASK)
-        return text
+        return _URL_USER.sub(rf"\1{MASK}@", text)
 
 
 def redactor(container: Any) -> Redactor:
@@ -125,6 +134,11 @@ def _literals(container: Any) -> frozenset[str]:
         for _, value, secret in leaves(container)
         if secret and not _interpolated(value) and len(str(value)) >= _SHORTEST
         if value is not None and value != MASK
+    ) | frozenset(
+        match[1]
+        for key, value, _ in leaves(container)
+        if key.endswith("url") and isinstance(value, str)
+        if (match := _BARE_USER.match(value)) and match[1] != MASK
     )
 
 

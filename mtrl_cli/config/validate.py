@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from mtrl_cli.config.losses import loss_problems
 from mtrl_cli.config.sandboxes import sandbox_limits
@@ -148,6 +149,9 @@ def _texts(experiment: Experiment) -> Iterator[str]:
         url = _get(experiment, key)
         if url is not None and not url.startswith(("http://", "https://")):
             yield _problem(key, url, "an address that begins with http:// or https://")
+        elif url is not None and key == "server.base_url" and "@" in urlsplit(url).netloc:
+            allowed = "an address without a user name or password; the key is server.api_key"
+            yield _problem(key, url, allowed)
 
 
 def _across(experiment: Experiment) -> Iterator[str]:

@@ -112,7 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(serve(place, settings, shape, base, listener))
     except OSError as error:
-        raise StartError(f"--store: {settings.store} cannot be used ({error})") from None
+        reason = (error.strerror or str(error)).lower()
+        raise StartError(
+            f"--store: {settings.store} cannot be used as a folder: {reason}"
+        ) from None
     finally:
         listener.close()
 

@@ -52,12 +52,10 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        hint = (
-            "use another, or 0 for a free one"
-            if error.errno == errno.EADDRINUSE
-            else ("choose another address or port")
-        )
         reason = os.strerror(error.errno or 0).lower()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise StartError(f"--host: {host} is not an address of this machine") from None
+        hint = "use another, or 0 for a free one"
         raise StartError(f"--port: cannot listen on {host}:{port}: {reason}; {hint}") from None
     return listener
 

@@ -240,8 +240,28 @@ def test_serve_says_in_one_line_that_its_port_is_taken(tmp_path: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         done = mtrl("serve", "--port", port, "--store", str(tmp_path / "store"), cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: --port: cannot listen on 127.0.0.1:{port}: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--host", "nosuch.invalid"), "error: --host: 'nosuch.invalid' cannot be resolved"),
+        (("--host", "203.0.113.7"), "error: --host: 203.0.113.7 is not an address of this machine"),
+        (("--store", "/dev/null"), "--store: /dev/null cannot be used as a folder: file exists"),
+    ],
+)
+def test_serve_says_which_option_is_wrong(
+    tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    given = ("--store", str(tmp_path / "store"), *arguments)
+    done = mtrl("serve", *given, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Errno" not in done.stderr
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

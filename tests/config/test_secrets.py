@@ -6,7 +6,7 @@ import pytest
 
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.errors import ConfigError
-from mtrl_cli.config.resolve import resolve
+from mtrl_cli.config.resolve import refuse_invalid, resolve
 
 SECRET = "sk-3f9ab1"
 
@@ -40,6 +40,28 @@ def test_a_literal_is_masked_where_it_is_saved_and_wherever_it_was_copied(overri
 def test_a_literal_copied_by_hand_is_masked() -> None:
     composed = compose(None, [f"server.api_key={SECRET}", f"name=a-{SECRET}"])
     assert "name: a-***" in composed.yaml
+
+
+@pytest.mark.parametrize(
+    "url", [f"http://user:{SECRET}@host:1/x", f"http://{SECRET}@host", f"user:{SECRET}@host"]
+)
+def test_a_password_in_an_address_is_masked(url: str) -> None:
+    composed = compose(None, [f"server.base_url='{url}'", "name='on ${server.base_url}'"])
+    assert SECRET not in composed.yaml
+    assert "host" in composed.yaml
+    assert all(SECRET not in one.shown for one in composed.overrides)
+    experiment = resolve(composed)
+    assert SECRET not in composed.redact(f"{experiment.name}: {experiment.server.base_url}")
+    with pytest.raises(ConfigError) as refused:
+        refuse_invalid(experiment, composed, training=True)
+    assert SECRET not in composed.redact(f"{refused.value.message} {refused.value.at}")
+
+
+def test_a_mask_in_an_address_is_not_taken_for_the_secret(tmp_path: Path) -> None:
+    saved = tmp_path / "config.yaml"
+    saved.write_text(compose(None, [f"env.base_url=http://u:{SECRET}@host"]).yaml)
+    with pytest.raises(ConfigError, match=r"env\.base_url was masked"):
+        resolve(compose(str(saved), []))
 
 
 def test_a_mask_is_not_taken_for_the_secret(tmp_path: Path) -> None:

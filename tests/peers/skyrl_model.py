@@ -4,7 +4,7 @@
 
 A random Qwen3 of two layers over mtrl's small tokenizer. It is random in all but one thing: the
 residual stream holds one constant direction, and the end marker's row of the output looks along
-it, so that about one token in eight ends the turn. Without that hardly an episode would ever end.
+it, so that one token in ten or so ends the turn. Without that hardly an episode would ever end.
 """
 
 import sys
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 WIDTH = 64
 END = "<|im_end|>"
-SHARE_OF_ENDS = 0.12
+SHARE_OF_ENDS = 0.04
 
 
 def main(tokenizer_file: str, folder: str) -> None:
@@ -40,7 +40,7 @@ def main(tokenizer_file: str, folder: str) -> None:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config).float().eval()
     constant = torch.zeros(WIDTH)
-    constant[0] = 1.0
+    constant[0] = 0.05  # of a norm of about 0.16: there is room to grow
     with torch.no_grad():
         model.model.embed_tokens.weight += constant
         model.lm_head.weight[:, 0] = 0.0
