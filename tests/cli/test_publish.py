@@ -18,41 +18,12 @@ from mtrl_cli.cli.app import app
 from mtrl_cli.local.engine import Datum, gradient, load_base
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from tests.cli.processes import command, environment, mtrl
+from tests.cli.processes import command, environment
+from tests.cli.world import TINY, World
 from tests.local.server_kit import sample, serving
 from tests.training.runs import SMALL
 
 BASE = Path(__file__).resolve().parents[2] / "mtrl_cli" / "assets" / "mtrl-tiny"
-TINY = ("train.steps=2", "group.per_step=2", "group.size=4", "eval.games=12")
-
-
-class World:
-    """A folder with a finished run in ``runs``, and a store."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.home = folder / "home"
-
-    def mtrl(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        return mtrl(*arguments, cwd=self.folder, MTRL_HOME=str(self.home), **extra)
-
-    def run(self, name: str = "latest") -> Path:
-        return (self.folder / "runs" / name).resolve()
-
-    def state(self, name: str = "latest") -> dict[str, Any]:
-        return json.loads((self.run(name) / "run.json").read_text())
-
-    def commits(self, name: str = "latest") -> list[dict[str, Any]]:
-        lines = (self.run(name) / "commits.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> World:
-    world = World(tmp_path_factory.mktemp("publish"))
-    done = world.mtrl("train", *TINY)
-    assert done.returncode == 0, done.stderr
-    return world
 
 
 def published(world: World, *arguments: str) -> dict[str, Any]:
@@ -62,13 +33,13 @@ def published(world: World, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_manifest_says_where_a_policy_comes_from(trained: World) -> None:
-    run = trained.run()
+    run = trained.run(trained.first)
     facts = published(trained, "last")
-    last = trained.commits()[-1]
+    last = trained.commits(trained.first)[-1]
     name = f"blackjack-{run.name[-4:]}-step-000002"
     assert (facts["name"], facts["run"], facts["step"]) == (name, run.name, 2)
-    assert facts["uri"] == last["policy"] == trained.state()["policy"]
-    assert facts["initial"] == trained.commits()[0]["policy"]
+    assert facts["uri"] == last["policy"] == trained.state(trained.first)["policy"]
+    assert facts["initial"] == trained.commits(trained.first)[0]["policy"]
     assert facts["snapshot"]["name"] == f"{run.name}/a1/step-000002"
     assert facts["snapshot"]["verified"] is True
     model, kind, checkpoint = facts["uri"].removeprefix("tinker://").split("/", 2)
@@ -95,7 +66,7 @@ def test_the_manifest_says_where_a_policy_comes_from(trained: World) -> None:
 
 def test_names_are_listed_played_and_never_given_twice(trained: World) -> None:
     first = published(trained, "last", "--step", "1", "--name", "first")
-    assert first["uri"] == trained.commits()[1]["policy"]
+    assert first["uri"] == trained.commits(trained.first)[1]["policy"]
     again = trained.mtrl("publish", "last", "--name", "first")
     assert again.returncode == 2
     assert "the name 'first' is given already" in again.stderr
