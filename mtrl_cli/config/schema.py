@@ -340,7 +340,8 @@ class Experiment:
     seed: int = 0
     """The seed of everything that is drawn at random: tasks, sampling, a new model's weights."""
     policy: str | None = None
-    """URI of the policy that `mtrl rollout` plays; None is the base model."""
+    """The policy that `mtrl rollout` and `mtrl eval` play: a name, ``RUN@STEP``, ``last`` or a URI;
+    None is the base model."""
     server: ServerConfig = field(default_factory=ServerConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
