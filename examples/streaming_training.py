@@ -19,6 +19,7 @@ from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.script import Run, open_run, run
 from mtrl_cli.training.audit import Audit
 from mtrl_cli.training.batch import KlPenalty, build_batch
+from mtrl_cli.training.commit import commit
 from mtrl_cli.training.groups import GroupRules, training_groups
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.reference import reference_logprobs
@@ -32,6 +33,7 @@ def admit(opened: Run, group: int, policy: PolicySnapshot) -> GroupAdmission:
 async def train(opened: Run, operations: Operations) -> None:
     plan, service = opened.plan, opened.parts.service
     initial = policy = await publish(opened, operations, 0)
+    commit(opened.folder, 0, initial, None, {})
     lag, pace = plan.max_policy_lag, {"per_step": plan.groups_per_step, "steps": plan.steps}
     driver = StreamingDriver(opened.rollout(), partial(admit, opened), initial, lag=lag, **pace)
     audit = Audit(plan.audit, plan.loss, service, print)
@@ -48,9 +50,7 @@ async def train(opened: Run, operations: Operations) -> None:
                 await operations.optim_step(plan.adam(step))
                 policy = await publish(opened, operations, policy.step + 1)
             driver.publish(policy)
-            opened.folder.ledger.sync()  # no commit without the calls that it rests on
-            commit = {"step": step + 1, "policy": policy.uri, "groups": dict(kept.outcomes)}
-            opened.folder.commits.append(commit, durable=True)
+            commit(opened.folder, step + 1, policy, None, kept.outcomes)
             rewards = [reward for group in kept.groups for reward in group.rewards]
             print(f"step {step + 1}: mean return {fmean(rewards or [0]):+.3f}, {policy.uri}")
 

@@ -37,8 +37,9 @@ class ForwardBackward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """The results of a step's calls; ``loss`` is their sum, ``logprobs`` are in the batch's order
-    and of the trainer, one array [T] per datum."""
+    """The results of a step's calls. ``loss`` is the step's, in the server's own reduction: the
+    sum of the calls' losses, or their mean where it averages over the calls. ``logprobs`` are in
+    the batch's order and of the trainer, one array [T] per datum."""
 
     loss: float
     logprobs: Sequence[NDArray[np.float32]]
@@ -63,8 +64,9 @@ async def accumulate(
         await operations.forward_backward(data, loss)  # one after the other
         for data in calls_of(batch, reduction, max_tokens)
     ]
+    loss_of_step = sum(result.loss for result in results)
     return Accumulated(
-        sum(result.loss for result in results),
+        loss_of_step / len(results) if reduction == "call_mean" else loss_of_step,
         [row for result in results for row in result.logprobs],
         len(results),
     )

@@ -16,11 +16,11 @@ from mtrl_cli.config.resolve import resolve
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.rollout.events import ignore
 from mtrl_cli.runs.stop import StopRequest
-from mtrl_cli.servers.interface import Datum, LossReduction
+from mtrl_cli.servers.interface import Datum, ForwardBackwardResult, LossReduction, LossSpec
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.accumulation import calls_of
+from mtrl_cli.training.accumulation import accumulate, calls_of
 from mtrl_cli.training.batch import Batch, build_batch
 from mtrl_cli.training.groups import GroupRules, training_groups
 from mtrl_cli.training.operations import TrainingError
@@ -101,6 +101,26 @@ def test_a_servers_average_is_made_up_for(
     wanted = gradient([list(batch.data)], "sum", slopes)
     found = gradient(calls_of(batch, reduction, bound), reduction, slopes)
     assert found == pytest.approx(wanted, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "call_mean"])
+async def test_the_loss_is_the_steps_whatever_its_calls(reduction: LossReduction) -> None:
+    batch = batch_of([3, 5, 4, 6])
+
+    class Server:
+        """Answers a call with its own loss: the sum of what it was sent."""
+
+        async def forward_backward(
+            self, data: Sequence[Datum], loss: LossSpec
+        ) -> ForwardBackwardResult:
+            total = float(sum(datum.advantages.sum(dtype=np.float64) for datum in data))
+            return ForwardBackwardResult(total, [d.logprobs for d in data], {})
+
+    whole = await accumulate(Server(), batch, LossSpec("ppo", {}), reduction)
+    several = await accumulate(Server(), batch, LossSpec("ppo", {}), reduction, 12)
+    assert (whole.calls, several.calls) == (1, 3)
+    assert whole.loss == pytest.approx(sum(d.advantages.sum() for d in batch.data))
+    assert several.loss == pytest.approx(whole.loss)
 
 
 # --- whole runs -----------------------------------------------------------------------------
