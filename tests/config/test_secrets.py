@@ -28,6 +28,8 @@ def test_a_value_from_the_environment_is_saved_as_its_interpolation(
         f"server.api_key={SECRET}",
         f"server.api_key=${{oc.env:NOT_SET,{SECRET}}}",
         f"task.params.token={SECRET}",
+        f"env.headers.X-Anything={SECRET}",
+        f"env.headers={{Authorization: Bearer {SECRET}}}",
         f"task.params={{password: {{a: {SECRET}}}}}",
     ],
 )

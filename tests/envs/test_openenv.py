@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mtrl_cli.envs.interface import Deadlines, TaskEnvironment
+from mtrl_cli.envs.interface import Deadlines, TaskEnvironment, Watch
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.errors import UsageError
 from mtrl_cli.light_import import light_packages
@@ -117,6 +117,15 @@ async def test_a_step_before_reset_is_refused() -> None:
         await instance.step(go())
     await instance.close()
     await made.close()
+
+
+async def test_what_reset_does_not_take_is_dropped_and_said_once() -> None:
+    told: list[str] = []
+    watch = Watch(told.append)
+    async with opened("Seedless", watch=watch) as instance:
+        assert await instance.reset(SAMPLE, 1) == "always"
+    assert watch.counts == {"reset_arguments_dropped": 2}
+    assert told == ["Seedless.reset does not take member, seed"]
 
 
 @pytest.mark.parametrize("world", ["Waiting", "PlainCoroutines"])

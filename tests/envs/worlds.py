@@ -169,6 +169,13 @@ class ByGeneric(Environment[Move, Seen, State]):
         return State()
 
 
+class Seedless(Wanderer):
+    """Its reset takes nothing, as that of OpenSpiel's environment."""
+
+    def reset(self) -> Seen:  # type: ignore[override]
+        return Seen(text="always")
+
+
 class Unsaid(Environment):
     def reset(self, seed: Any = None, episode_id: Any = None, **_: Any) -> Any: ...
 
