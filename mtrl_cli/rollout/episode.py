@@ -18,7 +18,9 @@ has collected, or ending early would beat playing. One that fails gets no reward
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtrl_cli.rollout.admission import Admission, Budget
@@ -108,8 +110,9 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
     admission = trajectory.admission
     group, budget, chat, task = admission.group, admission.group.budget, parts.chat, parts.task
 
-    environment = await borrow_environment(scope, parts.envs)
-    observation = await environment.reset(group.task, admission.member)
+    with _environment_time(trajectory):
+        environment = await borrow_environment(scope, parts.envs)
+        observation = await environment.reset(group.task, admission.member)
     harness = await borrow_harness(scope, parts.harnesses, task, group.harness)
     trajectory.opening = await harness.open(group.task, admission.member, observation)
     trajectory.tokens = tokens = TokenSequence(chat.prompt(trajectory.opening, task.tools))
@@ -127,7 +130,8 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
             sampling=group.sampling,
         )
         try:
-            sample = await parts.policy.sample(request)
+            with _policy_time(trajectory):
+                sample = await parts.policy.sample(request)
         except ContextOverflow:
             return Stop.CONTEXT
         tokens.append_sampled(sample, group.policy)
@@ -141,7 +145,8 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
             trajectory.turns.append(Turn(said.text, len(sample.tokens), ()))
             return binding if cut else Stop.ANSWER
         # 3.
-        answered = await _execute(calls, environment, harness)
+        with _environment_time(trajectory):
+            answered = await _execute(calls, environment, harness)
         trajectory.turns.append(Turn(said.text, len(sample.tokens), answered))
         # 4.
         if answered[-1].done:
@@ -157,6 +162,24 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
         # 7.
         tokens.append_bridge(bridge)
     return Stop.MAX_TURNS
+
+
+@contextmanager
+def _policy_time(trajectory: Trajectory) -> Iterator[None]:
+    since = time.monotonic()
+    try:
+        yield
+    finally:
+        trajectory.seconds_policy += time.monotonic() - since
+
+
+@contextmanager
+def _environment_time(trajectory: Trajectory) -> Iterator[None]:
+    since = time.monotonic()
+    try:
+        yield
+    finally:
+        trajectory.seconds_environment += time.monotonic() - since
 
 
 def _room(budget: Budget, used: int) -> tuple[int, Stop]:

@@ -68,6 +68,10 @@ class Trajectory:
     """The counted reason when a token rule refused the trajectory, such as ``divergent``."""
     permanent: bool = False
     """Trying again cannot help."""
+    seconds_policy: float = 0.0
+    """Wall time that the episode waited for the policy's turns."""
+    seconds_environment: float = 0.0
+    """Wall time that it waited for its environment: to get one, to reset it, and its tool calls."""
 
     @property
     def failed(self) -> bool:

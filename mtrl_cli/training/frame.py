@@ -165,7 +165,7 @@ class Frame:
 
     def announce(self, parts: Parts, steps: int, step: int = 0) -> None:
         """Tell that the work begins: of ``steps`` steps, ``step`` are behind us."""
-        self.folder.update(steps=steps)
+        self.folder.update(steps=steps, references=dict(parts.task.references))
         self.observer(
             RunStarted(
                 run=self.folder.id,

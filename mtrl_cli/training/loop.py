@@ -117,7 +117,7 @@ class TrainingLoop:
                 penalty = await self._penalty(step, start.initial, kept)
                 batch = build_batch(kept, plan.advantage, penalty, plan.weighting)
 
-                figures = rollout_metrics(groups, kept) | self._kl_figures(step, batch)
+                figures = rollout_metrics(groups, kept, policy.step) | self._kl_figures(step, batch)
                 if batch.data:
                     self._observer(PhaseStarted("training", step))
                     result, replay = await self._forward_backward(policy, batch)

@@ -11,8 +11,13 @@ from mtrl_cli.training.evaluation import invalid_share
 from mtrl_cli.training.groups import TrainingBatch
 
 
-def rollout_metrics(groups: Sequence[Group], kept: TrainingBatch) -> dict[str, float]:
-    """Figures of what was sampled in a step, over all members that have a reward."""
+def rollout_metrics(
+    groups: Sequence[Group], kept: TrainingBatch, policy_step: int
+) -> dict[str, float]:
+    """Figures of what was sampled in a step, over all members that have a reward.
+
+    ``policy_step`` is the optimizer step that made the policy in training.
+    """
     members = [member for group in groups for member in group.members]
     rewards = [member.reward for member in members if member.reward is not None]
     failures = sum(len(group.failures) for group in groups)
@@ -28,6 +33,11 @@ def rollout_metrics(groups: Sequence[Group], kept: TrainingBatch) -> dict[str, f
         "invalid_calls": invalid_share(members),
         "truncated": float(sum(member.truncated for member in members)),
     }
+    if members:
+        figures["seconds_policy"] = float(np.mean([m.seconds_policy for m in members]))
+        figures["seconds_environment"] = float(np.mean([m.seconds_environment for m in members]))
+        lags = [policy_step - group.admission.policy_step for group in groups if group.members]
+        figures["staleness"], figures["staleness_max"] = float(np.mean(lags)), float(max(lags))
     figures |= {f"skipped/{reason}": float(count) for reason, count in kept.skipped.items()}
     if rewards:
         figures["reward"] = float(np.mean(rewards))
