@@ -268,7 +268,7 @@ task: {{name: brief, entrypoint: "{task}:BriefTask", unfinished_reward: -1.0}}
 env: {{entrypoint: "{task}:BriefEnvironment"}}
 group: {{size: 8, per_step: 8}}
 budget: {{turn_tokens: 16, trajectory_tokens: 128, max_turns: 1, deadline: 900}}
-train: {{steps: {STEPS}, learning_rate: 4.0e-3, lora_rank: 8, kl: 0.0, checkpoint_every: 0}}
+train: {{steps: {STEPS}, learning_rate: 1.0e-4, lora_rank: 8, kl: 0.0, checkpoint_every: 0}}
 eval: {{games: 0}}
 run: {{dir: "{folder / "runs"}"}}
 """)
@@ -293,13 +293,15 @@ def test_a_run_learns(server: Server, tmp_path: Path, seed: int) -> None:
     steps = lines(run / "metrics.jsonl")
     policies = [commit["policy"] for commit in lines(run / "commits.jsonl")]
     assert len(set(policies)) >= 10
+    assert len(policies) == STEPS + 1
     # Each group was sampled under the policy of the step that it was admitted for, although an
     # old name samples with the live weights: what was sampled is what the trainer computes.
     parity = [step["parity_max"] for step in steps if "parity_max" in step]
     assert len(parity) >= 10
     assert max(parity) <= PARITY
     admitted = [line for line in lines(run / "groups.jsonl") if line["state"] == "admitted"]
-    assert [line["policy_step"] for line in admitted] == [n // 8 for n in range(8 * STEPS)]
+    assert [line["group"] for line in admitted] == list(range(8 * STEPS))
+    assert [line["policy"] for line in admitted] == [policies[n // 8] for n in range(8 * STEPS)]
     calls = [line for line in lines(run / "ledger.jsonl") if line.get("kind") == "optim_step"]
     assert len(calls) >= 10
     first, last = (fmean(step["reward"] for step in part) for part in (steps[:3], steps[-3:]))
