@@ -26,6 +26,7 @@ from mtrl_cli.servers.errors import (
     without_secret,
 )
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts
+from mtrl_cli.servers.keys import HEADER
 from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX, Address, proxy_for
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class TinkerSnapshots:
         """
         model, _, _ = _parts(uri)
         async with self._client() as client:
+            await self._show_token(client)
             listed = await self._get(client, f"training_runs/{quote(model, safe='')}/checkpoints")
             if listed is None:
                 if await self._get(client, "training_runs?limit=1") is None:
@@ -77,6 +79,7 @@ class TinkerSnapshots:
         """
         with tempfile.TemporaryFile(dir=folder) as packed:
             async with self._client() as client:
+                await self._show_token(client)
                 link = await self._archive(client, uri)
             await self._fetch(link, packed)
             packed.seek(0)
@@ -94,6 +97,36 @@ class TinkerSnapshots:
             proxy=proxy_for(self._address.url),
             trust_env=False,
         )
+
+    async def _show_token(self, client: "httpx.AsyncClient") -> None:
+        """Show a token in place of the user's key, where the server wants that (see `keys`)."""
+        config = await self._posted(client, "client/config", {"sdk_version": "0.38.0"})
+        if config is None or config.get("pjwt_auth_enabled") is not True:
+            return
+        given = await self._posted(client, "auth/token", {})
+        token = None if given is None else _text(given.get("jwt"))
+        if token is None or not token.isascii() or not token.isprintable():
+            raise ServerError(f"{self._address.url} gave no token for the API key")
+        client.headers[HEADER] = token
+
+    async def _posted(
+        self, client: "httpx.AsyncClient", path: str, body: Mapping[str, Any]
+    ) -> Mapping[str, Any] | None:
+        """One call that changes nothing; None where the server has no such route."""
+        import httpx
+
+        try:
+            reply = await client.post(path, json=body)
+        except (httpx.HTTPError, OSError) as error:
+            raise self._failed(f"POST {path}", judge_exception(error)) from None
+        if reply.status_code == 404:
+            return None
+        if reply.status_code != 200:
+            raise self._failed(f"POST {path}", judge_reply(reply.status_code, reply.content))
+        try:
+            return codec.parse(reply.content)
+        except codec.MalformedReply as error:
+            raise ServerError(f"POST {path} at {self._address.url}: {error}") from None
 
     async def _get(self, client: "httpx.AsyncClient", path: str) -> Mapping[str, Any] | None:
         """One reading call; None for 404."""

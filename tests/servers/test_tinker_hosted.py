@@ -13,6 +13,8 @@ from mtrl_cli.rollout.ports import PolicyFailure
 from mtrl_cli.servers import errors, keys
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Unknown
 from mtrl_cli.servers.keys import Keys
+from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
+from mtrl_cli.servers.transport import Address
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.hosted import Hosted
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
@@ -41,6 +43,8 @@ async def test_a_step_on_the_hosted_service(connect):
         await trained.execute("optim_step", 2)
         await trained.execute("publish", 3)
         await client.sample(turn(await client.base_policy()))
+        while not server.heartbeats:  # the first goes out at once, on a thread of its own
+            await asyncio.sleep(0.01)
         await client.close()
 
         [token] = service.tokens
@@ -128,6 +132,18 @@ async def test_a_token_that_cannot_be_renewed_never_makes_a_call_unknown(connect
         server.faults.add("auth/token", faults.drop_reply())
         await trained.execute("optim_step")
         assert server.applied("optim_step") == 1
+
+
+async def test_the_list_of_checkpoints_is_read_with_a_token():
+    service, server = hosted()
+    async with server:
+        snapshots = TinkerSnapshots(Address.of(server.url, KEY))
+        assert await snapshots.facts("tinker://m/sampler_weights/x") is None
+        [request] = server.requests("training_runs/m/checkpoints")
+        assert [request.headers["X-API-Key"]] == service.tokens
+        server.faults.add("auth/token", faults.status(401, {"detail": f"no {KEY}"}))
+        with pytest.raises(ServerError, match="HTTP 401: no <key>"):
+            await snapshots.facts("tinker://m/sampler_weights/x")
 
 
 async def test_a_token_is_never_shown_to_people(connect):
