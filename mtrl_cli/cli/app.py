@@ -7,8 +7,22 @@ from typing import Annotated
 import typer
 
 from mtrl_cli import __version__
+from mtrl_cli.cli import looking
+from mtrl_cli.cli.config_commands import config
 from mtrl_cli.cli.failures import told_in_one_line
 from mtrl_cli.cli.help import ExperimentCommand
+from mtrl_cli.cli.options import (
+    AsJson,
+    ConfigDirs,
+    Debug,
+    DryRun,
+    Events,
+    Multirun,
+    Overrides,
+    Quiet,
+    Run,
+    RunsDir,
+)
 from mtrl_cli.errors import UsageError
 
 app = typer.Typer(
@@ -20,23 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", hidden=True, help="conf=NAME, GROUP=OPTION, KEY=VALUE"),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would happen; contact and create nothing.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-ConfigDirs = Annotated[
-    list[Path] | None,
-    typer.Option("--config-dir", metavar="DIR", help="Search this folder for YAML files first."),
-]
-RunsDir = Annotated[
-    Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of the run folders (run.dir).")
-]
 
 
 def _version(asked: bool) -> None:
@@ -71,8 +68,10 @@ def train(
         Path | None,
         typer.Option("--runs-dir", metavar="DIR", help="With --resume: where it is (runs)."),
     ] = None,
+    multirun: Multirun = False,
     dry_run: DryRun = False,
-    as_json: AsJson = False,
+    as_json: Events = False,
+    quiet: Quiet = False,
     config_dir: ConfigDirs = None,
     debug: Debug = False,
 ) -> None:
@@ -81,18 +80,25 @@ def train(
     Plays groups of episodes, learns from them, and publishes a policy after each step.
     conf=NAME chooses the experiment (blackjack without it), KEY=VALUE changes it.
     """
-    from mtrl_cli.cli.experiment import Asked, carry_out
+    from mtrl_cli.cli.experiment import Asked, Shown, carry_out
 
     asked = Asked("train", overrides or [], config_dir or [])
+    shown = Shown(dry_run, as_json, quiet)
     with told_in_one_line(debug=debug) as teller:
         if resume is not None:
             from mtrl_cli.cli.resume import Resume, resume_run
 
+            if multirun:
+                raise UsageError("--resume goes on with one run, --multirun starts several")
             told = Resume(resume, runs_dir or Path("runs"), asked, force)
-            raise typer.Exit(resume_run(told, teller, dry_run=dry_run, as_json=as_json))
+            raise typer.Exit(resume_run(told, teller, shown))
         if force or runs_dir is not None:
             raise UsageError("--force and --runs-dir go with --resume; new runs go to run.dir=DIR")
-        raise typer.Exit(carry_out(asked, teller, dry_run=dry_run, as_json=as_json))
+        if multirun:
+            from mtrl_cli.cli.multirun import sweep
+
+            raise typer.Exit(sweep(asked, teller, shown))
+        raise typer.Exit(carry_out(asked, teller, shown))
 
 
 @app.command(cls=ExperimentCommand)
@@ -104,8 +110,10 @@ def rollout(
             "--groups", metavar="N", min=1, max=1_000_000, help="Groups of episodes to play."
         ),
     ] = 4,
+    multirun: Multirun = False,
     dry_run: DryRun = False,
-    as_json: AsJson = False,
+    as_json: Events = False,
+    quiet: Quiet = False,
     config_dir: ConfigDirs = None,
     debug: Debug = False,
 ) -> None:
@@ -115,15 +123,20 @@ def rollout(
     Nothing is trained.
     conf=NAME chooses the experiment (blackjack without it), KEY=VALUE changes it.
     """
-    from mtrl_cli.cli.experiment import Asked, carry_out
+    from mtrl_cli.cli.experiment import Asked, Shown, carry_out
 
     asked = Asked("rollout", overrides or [], config_dir or [], groups)
+    shown = Shown(dry_run, as_json, quiet)
     with told_in_one_line(debug=debug) as teller:
-        raise typer.Exit(carry_out(asked, teller, dry_run=dry_run, as_json=as_json))
+        if multirun:
+            from mtrl_cli.cli.multirun import sweep
+
+            raise typer.Exit(sweep(asked, teller, shown))
+        raise typer.Exit(carry_out(asked, teller, shown))
 
 
 @app.command("eval", cls=ExperimentCommand)
-def evaluate(
+def evaluate_policy(
     overrides: Overrides = None,
     against: Annotated[
         str | None,
@@ -134,8 +147,10 @@ def evaluate(
             " policy that the run began from, else the base model.",
         ),
     ] = None,
+    multirun: Multirun = False,
     dry_run: DryRun = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Events = False,
+    quiet: Quiet = False,
     config_dir: ConfigDirs = None,
     debug: Debug = False,
 ) -> None:
@@ -144,12 +159,13 @@ def evaluate(
     policy=NAME, policy=RUN@STEP or policy=URI names it; eval.games, eval.seed and eval.greedy say
     what is played. A second policy plays the same games, and both are compared game by game.
     """
-    from mtrl_cli.cli.evaluate import evaluate as carry_out
-    from mtrl_cli.cli.experiment import Asked
+    from mtrl_cli.cli import evaluate
+    from mtrl_cli.cli.experiment import Asked, Shown
 
     asked = Asked("eval", overrides or [], config_dir or [], groups=0)
+    carry_out = evaluate.sweep_evaluations if multirun else evaluate.evaluate
     with told_in_one_line(debug=debug) as teller:
-        raise typer.Exit(carry_out(asked, against, teller, dry_run=dry_run, as_json=as_json))
+        raise typer.Exit(carry_out(asked, against, teller, Shown(dry_run, as_json, quiet)))
 
 
 @app.command()
@@ -200,9 +216,7 @@ def runs(
 
 @app.command()
 def cancel(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Its id, a prefix or the tail of it, or last.")
-    ],
+    run: Run,
     now: Annotated[
         bool, typer.Option("--now", help="Drop what is in flight, return what is held.")
     ] = False,
@@ -213,7 +227,7 @@ def cancel(
         float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for its end.")
     ] = 90.0,
     runs_dir: RunsDir = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """End a run, and say what is left of it.
@@ -237,6 +251,8 @@ dev = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(dev)
+app.add_typer(config)
+looking.register(app)
 
 
 @dev.command("e2b-emulator")
@@ -258,11 +274,9 @@ def e2b_emulator(
 
 @app.command()
 def verify(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Its id, a prefix or the tail of it, or last.")
-    ],
+    run: Run,
     runs_dir: RunsDir = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Check a run from its files alone.

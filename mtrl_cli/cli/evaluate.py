@@ -1,32 +1,39 @@
 """``mtrl eval``: from its arguments to a dry run or a run."""
 
-import json
-import sys
-from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mtrl_cli.cli.experiment import Asked, display_plan, show_plan
+from mtrl_cli.cli.experiment import Asked, Shown, display_plan, planned, show_plan
 from mtrl_cli.cli.failures import Teller
-from mtrl_cli.config.compose import compose
+from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
-from mtrl_cli.config.schema import Experiment
-from mtrl_cli.display.terminal import Screen
 from mtrl_cli.runs.places import check_runs_dir
-from mtrl_cli.training.contest import Contest, choose_contest
-from mtrl_cli.training.events import RunFinished
+from mtrl_cli.training.contest import choose_contest
+
+if TYPE_CHECKING:
+    from mtrl_cli.cli.session import Session, Work
 
 
-def evaluate(
-    asked: Asked, against: str | None, teller: Teller, *, dry_run: bool, as_json: bool
-) -> int:
+def evaluate(asked: Asked, against: str | None, teller: Teller, shown: Shown) -> int:
     """Evaluate the experiment's policy ``against`` another one; the exit code."""
     composed = compose(None, asked.overrides, asked.config_dirs)
     teller.redact = composed.redact
-    if dry_run:
-        experiment = resolve(composed, secrets=False)
-        contest = choose_contest(experiment, against)
-        return show_plan(asked, composed, as_json, _planned(experiment, contest))
+    if shown.dry_run:
+        return show_plan(asked, composed, shown.as_json, _facts(composed, against))
+    session, work = prepared_evaluation(asked, composed, against, teller, shown)
+    return session.run(work)
+
+
+def prepared_evaluation(
+    asked: Asked,
+    composed: Composed,
+    against: str | None,
+    teller: Teller,
+    shown: Shown,
+    *,
+    goes_on: bool = False,
+) -> "tuple[Session, Work]":
+    """An evaluation that is fit to be run, and what shows it."""
     experiment = resolve(composed)
     refuse_invalid(experiment, composed, training=False)
     check_runs_dir(experiment.run.dir)
@@ -39,19 +46,33 @@ def evaluate(
         plan=display_plan(asked, experiment, 1 + contest.compares),
         teller=teller,
         play=None,
-        stream=sys.stderr if as_json else sys.stdout,
+        output=shown.output(goes_on=goes_on),
     )
     work = partial(
         evaluate_policy, experiment, composed.yaml, contest=contest, redact=composed.redact
     )
-    code = session.run(work)
-    if as_json and session.finished is not None:
-        Screen(sys.stdout).line(composed.redact(json.dumps(_object(session.finished), indent=2)))
-    return code
+    return session, work
 
 
-def _planned(experiment: Experiment, contest: Contest) -> dict[str, Any]:
+def sweep_evaluations(asked: Asked, against: str | None, teller: Teller, shown: Shown) -> int:
+    """Evaluate every combination of values; the exit code."""
+    from mtrl_cli.cli.multirun import sweep
+
+    def prepare(
+        asked: Asked, composed: Composed, teller: Teller, shown: Shown, *, goes_on: bool
+    ) -> "tuple[Session, Work]":
+        return prepared_evaluation(asked, composed, against, teller, shown, goes_on=goes_on)
+
+    def plan(asked: Asked, composed: Composed) -> dict[str, Any]:
+        return planned(asked, composed, _facts(composed, against))
+
+    return sweep(asked, teller, shown, prepare, plan)
+
+
+def _facts(composed: Composed, against: str | None) -> dict[str, Any]:
     """What a dry run says of it, beside what it says of every run."""
+    experiment = resolve(composed, secrets=False)
+    contest = choose_contest(experiment, against)
     games, policies = experiment.eval.games, 1 + contest.compares
     return {
         "groups": games,
@@ -63,20 +84,4 @@ def _planned(experiment: Experiment, contest: Contest) -> dict[str, Any]:
         "temperature": 0.0 if experiment.eval.greedy else experiment.group.temperature,
         "policy": contest.uri(experiment),
         "against": contest.rival_uri(experiment),
-    }
-
-
-def _object(finished: RunFinished) -> dict[str, Any]:
-    result = finished.evaluated
-    return {
-        "run_id": finished.run,
-        "folder": finished.folder,
-        "status": finished.status,
-        "reason": finished.reason,
-        "policy": finished.policy,
-        "episodes": finished.episodes,
-        "sampled_tokens": finished.sampled_tokens,
-        "evaluation": None if result is None else asdict(result),
-        "against": None if finished.before is None else asdict(finished.before),
-        "quarantined": list(finished.quarantined),
     }

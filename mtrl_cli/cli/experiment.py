@@ -5,19 +5,21 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.display.state import DisplayPlan
-from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless
-from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import check_runs_dir
+
+if TYPE_CHECKING:
+    from mtrl_cli.cli.session import Output, Session, Work
 
 
 @dataclass(frozen=True)
@@ -34,24 +36,44 @@ class Asked:
         return self.command == "train"
 
 
-def carry_out(asked: Asked, teller: Teller, *, dry_run: bool, as_json: bool) -> int:
+@dataclass(frozen=True)
+class Shown:
+    """How the user wants to be told: ``--dry-run``, ``--json``, ``--quiet``."""
+
+    dry_run: bool = False
+    as_json: bool = False
+    quiet: bool = False
+
+    @cached_property
+    def events(self) -> TextIO | None:
+        """Where events go; standard output is claimed at the first call."""
+        return claim_stdout() if self.as_json and not self.dry_run else None
+
+    def output(self, *, goes_on: bool = False) -> "Output":
+        from mtrl_cli.cli.session import Output
+
+        return Output(self.quiet, self.events, goes_on)
+
+
+def carry_out(asked: Asked, teller: Teller, shown: Shown) -> int:
     """The exit code of a dry run or of a run."""
-    refuse_json_alone(dry_run=dry_run, as_json=as_json)
     composed = compose(None, asked.overrides, asked.config_dirs)
     # A configuration may have copied a secret into what an error quotes.
     teller.redact = composed.redact
-    return show_plan(asked, composed, as_json) if dry_run else _run(asked, composed, teller)
+    if shown.dry_run:
+        return show_plan(asked, composed, shown.as_json)
+    session, work = prepared(asked, composed, teller, shown)
+    return session.run(work)
 
 
-def refuse_json_alone(*, dry_run: bool, as_json: bool) -> None:
-    if as_json and not dry_run:
-        raise UsageError("--json goes with --dry-run")
+def planned(
+    asked: Asked, composed: Composed, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What would happen; ``more`` are facts that win over the plan's.
 
-
-def show_plan(
-    asked: Asked, composed: Composed, as_json: bool, more: Mapping[str, Any] | None = None
-) -> int:
-    """Print what would happen; the exit code. ``more`` are facts that win over the plan's."""
+    Raises:
+        ConfigError: it could not.
+    """
     from mtrl_cli.cli import dry_run
 
     experiment = resolve(composed, secrets=False)
@@ -63,7 +85,16 @@ def show_plan(
 
         chosen = choose_policy(experiment, experiment.policy)
         facts["policy"] = chosen.uri if chosen is not None else None
-    facts |= more or {}
+    return facts | dict(more or {})
+
+
+def show_plan(
+    asked: Asked, composed: Composed, as_json: bool, more: Mapping[str, Any] | None = None
+) -> int:
+    """Print what would happen; the exit code. ``more`` are facts that win over the plan's."""
+    from mtrl_cli.cli import dry_run
+
+    facts = planned(asked, composed, more)
     screen, redact = Screen(sys.stdout), composed.redact
     if as_json:
         screen.line(redact(json.dumps(facts, indent=2)))
@@ -75,7 +106,10 @@ def show_plan(
     return 0
 
 
-def _run(asked: Asked, composed: Composed, teller: Teller) -> int:
+def prepared(
+    asked: Asked, composed: Composed, teller: Teller, shown: Shown, *, goes_on: bool = False
+) -> "tuple[Session, Work]":
+    """A training or a rollout that is fit to be run, and what shows it."""
     from mtrl_cli.cli.session import Session
 
     experiment = resolve(composed)
@@ -85,18 +119,17 @@ def _run(asked: Asked, composed: Composed, teller: Teller) -> int:
         plan=display_plan(asked, experiment),
         teller=teller,
         play=_play_command(asked, composed),
+        output=shown.output(goes_on=goes_on),
     )
     if asked.trains:
         from mtrl_cli.training.run import train
 
-        work = partial(train, experiment, composed.yaml, redact=composed.redact)
-        return session.run(work)
+        return session, partial(train, experiment, composed.yaml, redact=composed.redact)
     from mtrl_cli.training.play import play
 
     groups = asked.groups or 1
-    return session.run(
-        partial(play, experiment, composed.yaml, groups=groups, redact=composed.redact)
-    )
+    work = partial(play, experiment, composed.yaml, groups=groups, redact=composed.redact)
+    return session, work
 
 
 def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> DisplayPlan:

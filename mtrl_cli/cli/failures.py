@@ -30,7 +30,7 @@ class Teller:
         screen = Screen(sys.stderr)
         if self._debug:
             screen.write(self.redact("".join(traceback.format_exception(error))))
-        inner = _innermost(error)
+        inner = innermost(error)
         for line in _lines(inner):
             screen.line(harmless(self.redact(line)))
         return inner.exit_code if isinstance(inner, MtrlError) else FAILED
@@ -48,7 +48,7 @@ def told_in_one_line(*, debug: bool) -> Iterator[Teller]:
         raise typer.Exit(teller.tell(error)) from None
 
 
-def _innermost(error: BaseException) -> BaseException:
+def innermost(error: BaseException) -> BaseException:
     """The first failure inside nested groups of failures."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -3,6 +3,7 @@
 A plain walk over the folders, without Hydra: help must be quick.
 """
 
+import textwrap
 from typing import Any
 
 from typer.core import TyperCommand
@@ -20,17 +21,21 @@ class ExperimentCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
-        formatter.write("\n" + _listing() + "\n\n" + _EXAMPLES.format(name=self.name) + "\n")
+        formatter.write(
+            "\n" + _listing(formatter.width) + "\n\n" + _EXAMPLES.format(name=self.name) + "\n"
+        )
 
 
-def _listing() -> str:
+def _listing(width: int) -> str:
     from mtrl_cli.config import places
 
     dirs = places.search_dirs()
-    lines = ["Experiments (conf=NAME):", f"  {', '.join(places.experiments(dirs))}"]
+    names = ", ".join(places.experiments(dirs))
+    indented = textwrap.wrap(names, width, initial_indent="  ", subsequent_indent="  ")
+    lines = ["Experiments (conf=NAME; mtrl config list says what they are):", *indented]
     groups = places.groups(dirs)
     if groups:
-        width = max(map(len, groups))
+        longest = max(map(len, groups))
         lines += ["", "Config groups (GROUP=OPTION, GROUP.KEY=VALUE):"]
-        lines += [f"  {group:<{width}}  {', '.join(names)}" for group, names in groups.items()]
+        lines += [f"  {group:<{longest}}  {', '.join(names)}" for group, names in groups.items()]
     return "\n".join(lines)

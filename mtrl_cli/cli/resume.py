@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.cli.experiment import Asked, display_plan, refuse_json_alone, show_plan
+from mtrl_cli.cli.experiment import Asked, Shown, display_plan, show_plan
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.compose import Composed, compose
@@ -36,7 +36,7 @@ class Resume:
     force: bool
 
 
-def resume_run(resume: Resume, teller: Teller, *, dry_run: bool, as_json: bool) -> int:
+def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
     """Resume the run that ``resume`` names; the exit code.
 
     Raises:
@@ -44,7 +44,6 @@ def resume_run(resume: Resume, teller: Teller, *, dry_run: bool, as_json: bool) 
         StillRunning: it lives.
         UsageError: it cannot be resumed, or not with these settings.
     """
-    refuse_json_alone(dry_run=dry_run, as_json=as_json)
     run = refuse_live(find_run(resume.runs, resume.run).path)
     _refuse_kind(run)
     before, now = _configurations(run, resume.asked)
@@ -52,9 +51,10 @@ def resume_run(resume: Resume, teller: Teller, *, dry_run: bool, as_json: bool) 
     history = read_history(run.path / "commits.jsonl")
     committed = history.last.step if history.last else 0
     changed = _accepted(run, differences(before, now, committed), resume.force)
-    if dry_run:
+    if shown.dry_run:
         facts = _facts(run, history)
-        return show_plan(resume.asked, now, as_json, {"resumes": facts, "runs": facts["folder"]})
+        more = {"resumes": facts, "runs": facts["folder"]}
+        return show_plan(resume.asked, now, shown.as_json, more)
     experiment = resolve(now)
     refuse_invalid(experiment, now, training=True)
     if not resume.force:
@@ -69,7 +69,12 @@ def resume_run(resume: Resume, teller: Teller, *, dry_run: bool, as_json: bool) 
     from mtrl_cli.cli.session import Session
     from mtrl_cli.training import run as training
 
-    session = Session(plan=display_plan(resume.asked, experiment), teller=teller, play=None)
+    session = Session(
+        plan=display_plan(resume.asked, experiment),
+        teller=teller,
+        play=None,
+        output=shown.output(),
+    )
     work = partial(training.resume, run.path, experiment, config, redact=now.redact)
     return session.run(work)
 

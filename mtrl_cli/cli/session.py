@@ -6,12 +6,14 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
-from mtrl_cli.cli.failures import FAILED, Teller
+from mtrl_cli.cli.failures import FAILED, Teller, innermost
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
+from mtrl_cli.display.events import Failed
 from mtrl_cli.display.presenter import TICK, Presenter, presenter
-from mtrl_cli.display.state import DisplayPlan, Stopping
+from mtrl_cli.display.state import DisplayPlan, RunState, Stopping
 from mtrl_cli.display.summary import failure
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
@@ -23,6 +25,18 @@ FINISHED, QUARANTINED = 0, 5
 
 LINGER = 3.0
 """Seconds that threads may keep the process alive after the run has ended and said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a run is shown."""
+
+    quiet: bool = False
+    """The summary only."""
+    events: TextIO | None = None
+    """Where events are printed as JSON."""
+    goes_on: bool = False
+    """Another run follows in this process."""
 
 
 class Work(Protocol):
@@ -42,18 +56,25 @@ class Session:
         plan: DisplayPlan,
         teller: Teller,
         play: str | None,
-        stream: TextIO | None = None,
+        output: Output,
     ) -> None:
-        """``stream`` is where the run is shown, standard output without it."""
         self._teller = teller
-        self._presenter: Presenter = presenter(plan, redact=teller.redact, play=play, stream=stream)
+        self._output = output
+        self._presenter: Presenter = presenter(
+            plan, redact=teller.redact, play=play, quiet=output.quiet, events=output.events
+        )
         self._signals = Signals(last_words=self._last_words)
         self._broken: Exception | None = None
 
     @property
-    def finished(self) -> RunFinished | None:
-        """How the run ended, once it has."""
-        return self._presenter.state.finished
+    def state(self) -> RunState:
+        """What is known of the run."""
+        return self._presenter.state
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self._signals.code is not None
 
     def run(self, work: Work) -> int:
         """The exit code."""
@@ -76,7 +97,9 @@ class Session:
                 self._teller.tell(self._broken)
             # From here on there is nothing left to wait for: a thread that hangs in foreign code
             # must not keep the process.
-            _leave_after(LINGER, code)
+            watchdog = _leave_after(LINGER, code)
+        if self._output.goes_on:
+            watchdog.cancel()
         return code
 
     async def _watched(self, work: Work) -> RunFinished:
@@ -123,6 +146,7 @@ class Session:
         if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
             return self._signals.code or INTERRUPTED
         code = self._teller.tell(error)
+        self._presenter.observe(Failed(" ".join(str(innermost(error)).split()), code))
         screen, state = Screen(sys.stderr), self._presenter.state
         if state.failed is not None:
             for label, text in failure(state.failed):
@@ -150,7 +174,7 @@ class Session:
         return harmless(self._teller.redact(told))
 
 
-def _leave_after(seconds: float, code: int) -> None:
+def _leave_after(seconds: float, code: int) -> threading.Timer:
     """End the process with ``code`` even if a thread does not let it end."""
 
     def leave() -> None:
@@ -164,3 +188,4 @@ def _leave_after(seconds: float, code: int) -> None:
     watchdog = threading.Timer(seconds, leave)
     watchdog.daemon = True
     watchdog.start()
+    return watchdog

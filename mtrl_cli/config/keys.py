@@ -5,6 +5,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from typing import Any, Literal
 
@@ -28,6 +29,26 @@ def known(key: str) -> bool:
     parents = key.split(".")[:-1]
     prefixes = (".".join(parents[: length + 1]) for length in range(len(parents)))
     return any(kinds.get(prefix) == "open" for prefix in prefixes)
+
+
+def choices_of(key: str) -> list[str]:
+    """The words that a key chooses among, as the user types them; none where it is not a choice."""
+    section: Any = Experiment
+    *parents, last = key.split(".")
+    for part in parents:
+        section = typing.get_type_hints(section).get(part)
+        if not is_dataclass(section):
+            return []
+    kind = typing.get_type_hints(section).get(last)
+    words: list[str] = []
+    for option in typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,):
+        if option is bool:
+            words += ["true", "false"]
+        elif option is type(None):
+            words.append("null")
+        elif isinstance(option, type) and issubclass(option, Enum):
+            words += [member.name for member in option]
+    return words
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:

@@ -93,7 +93,8 @@ def _parse(argument: str, shown: str) -> Override:
         raise ConfigError(
             "several values in one override; one command runs one experiment",
             at=shown,
-            hint=f"a list is written '{key}=[1,2]', a text with commas '{key}=\"1,2\"'",
+            hint=f"--multirun runs each of them; a list is written '{key}=[1,2]', a text with"
+            f" commas '{key}=\"1,2\"'",
         )
     return override
 

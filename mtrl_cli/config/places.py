@@ -68,6 +68,15 @@ def find(dirs: Sequence[Path], name: str) -> Path | None:
     return None
 
 
+def named(path: Path) -> str:
+    """A YAML file as `shown`, but one that comes with mtrl by its name among those."""
+    told = shown(path)
+    packaged = packaged_conf()
+    if Path(told).is_absolute() and path.is_relative_to(packaged):
+        return f"{path.relative_to(packaged)} (packaged)"
+    return told
+
+
 def shown(path: Path) -> str:
     """A path as short as a user would write it."""
     try:

@@ -19,7 +19,8 @@ PROGRESS_EVERY = 10.0
 
 
 class PlainPresenter:
-    """Prints a line when something ends, and never moves the cursor."""
+    """Prints a line when something ends, and never moves the cursor; ``quiet`` prints the
+    summary only."""
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class PlainPresenter:
         *,
         redact: lines.Redact,
         play: str | None = None,
+        quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
@@ -35,6 +37,7 @@ class PlainPresenter:
         self._screen = screen
         self._redact = redact
         self._play = play
+        self._quiet = quiet
         self._clock = clock
         self._wall = wall
         self._last_line = clock()
@@ -90,4 +93,6 @@ class PlainPresenter:
 
     def _say(self, level: str, text: str) -> None:
         self._last_line = self._clock()
+        if self._quiet:
+            return
         self._screen.line(self._redact(f"{self._wall()} {level:<4}  {text}"))

@@ -41,13 +41,24 @@ def presenter(
     redact: Redact,
     play: str | None = None,
     environ: Mapping[str, str] | None = None,
-    stream: TextIO | None = None,
+    quiet: bool = False,
+    events: TextIO | None = None,
 ) -> Presenter:
-    """The presenter for standard output as it is; another ``stream`` gets plain lines."""
-    able, state = abilities(environ), RunState(plan, time.monotonic())
-    screen = Screen(stream or sys.stdout)
-    if not able.live or stream not in (None, sys.stdout):
-        return PlainPresenter(state, screen, redact=redact, play=play)
+    """The presenter for the outputs as they are.
+
+    Args:
+        quiet: only the summary is printed.
+        events: where events are printed as JSON; texts go to standard error then.
+    """
+    state = RunState(plan, time.monotonic())
+    if events is not None:
+        from mtrl_cli.display.events import EventPresenter
+
+        texts = PlainPresenter(state, Screen(sys.stderr), redact=redact, play=play, quiet=quiet)
+        return EventPresenter(texts, Screen(events), redact=redact)
+    able, screen = abilities(environ), Screen(sys.stdout)
+    if quiet or not able.live:
+        return PlainPresenter(state, screen, redact=redact, play=play, quiet=quiet)
     from mtrl_cli.display.live import LivePresenter
 
     return LivePresenter(

@@ -36,6 +36,18 @@ def abilities(environ: Mapping[str, str] | None = None) -> Abilities:
     )
 
 
+def claim_stdout() -> TextIO:
+    """Standard output for the caller alone: what anything else prints goes to standard error.
+
+    For output that a program reads: an environment in this process, or a child process, may
+    print too.
+    """
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    return os.fdopen(own, "w", encoding="utf-8", errors="backslashreplace")
+
+
 class Screen:
     """A text stream that cannot fail."""
 

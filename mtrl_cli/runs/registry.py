@@ -71,7 +71,12 @@ def read_run(path: Path) -> RunRecord:
 
 def list_runs(runs: Path) -> list[RunRecord]:
     """Every run under ``runs``, the newest first."""
-    return [read_run(runs / name) for name in sorted(_names(runs), reverse=True)]
+    return [read_run(runs / name) for name in run_names(runs)]
+
+
+def run_names(runs: Path) -> list[str]:
+    """The ids of the runs under ``runs``, the newest first; nothing of a run is read."""
+    return sorted(_names(runs), reverse=True)
 
 
 def find_run(runs: Path, asked: str) -> RunRecord:
@@ -80,7 +85,7 @@ def find_run(runs: Path, asked: str) -> RunRecord:
     Raises:
         NoSuchRun: with what there is.
     """
-    names = sorted(_names(runs), reverse=True)
+    names = run_names(runs)
     if asked == "last":
         return read_run(runs / _last(runs, names))
     found = [name for name in names if asked and _goes_by(name, asked)]

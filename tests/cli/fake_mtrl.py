@@ -6,6 +6,7 @@
 import asyncio
 import os
 import runpy
+import subprocess
 import sys
 import threading
 import time
@@ -64,7 +65,7 @@ async def _until_stopped(observer: Any, stop: Any, drains: bool) -> Any:
     return _finished("cancelled", "stopped by the user")
 
 
-async def _run(observer: Any, stop: Any) -> Any:
+async def _run(experiment: Any, observer: Any, stop: Any) -> Any:
     kind = os.environ["FAKE_RUN"]
     observer(RunStarted(RUN, FOLDER, "blackjack", 2, "local", {"random": -0.39}))
     match kind:
@@ -85,6 +86,16 @@ async def _run(observer: Any, stop: Any) -> Any:
             time.sleep(60)  # noqa: ASYNC251 - what a broken environment does to the event loop
         case "hanging-thread":
             threading.Thread(target=time.sleep, args=(60,)).start()
+        case "fail-first" if experiment.seed == 1:
+            raise MtrlError("server http://h:1 refused")
+        case "fail-first":
+            await _steps(observer)
+        case "chatty":
+            print("printed by the environment", flush=True)
+            subprocess.run(["echo", "printed by a child"], check=True)  # noqa: ASYNC221
+        case "not-finite":
+            figures = {"reward": 0.5, "loss": float("nan"), "kl": float("inf")}
+            observer(StepFinished(1, 2, POLICY, figures))
         case "fail":
             raise MtrlError("server http://h:1 refused: \x1b[31mno\x1b[0m")
         case "usage":
@@ -107,7 +118,7 @@ async def _run(observer: Any, stop: Any) -> Any:
 
 
 async def train(experiment: Any, config_yaml: str, *, observer: Any, stop: Any, **_: Any) -> Any:
-    return await _run(observer, stop)
+    return await _run(experiment, observer, stop)
 
 
 async def play(

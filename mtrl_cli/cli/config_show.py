@@ -1,0 +1,102 @@
+"""``mtrl config show`` and ``mtrl config list``: what is composed, and what could be."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.cli.failures import Teller
+from mtrl_cli.config import places
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless, table
+
+_LONGEST = 40
+"""Characters of a value in the table; JSON and YAML have all of it."""
+
+
+def show_config(
+    overrides: Sequence[str],
+    config_dirs: Sequence[Path],
+    teller: Teller,
+    *,
+    as_json: bool,
+    as_yaml: bool,
+) -> int:
+    """Print the composed experiment with the origin of every value; the exit code."""
+    from mtrl_cli.config.compose import compose
+    from mtrl_cli.config.origins import settings
+
+    composed = compose(None, overrides, config_dirs)
+    teller.redact = composed.redact
+    screen, found = Screen(sys.stdout), settings(composed)
+    if as_yaml:
+        screen.write(composed.redact(composed.yaml))
+        screen.flush()
+    elif as_json:
+        facts = {
+            "file": places.shown(composed.file),
+            "options": dict(composed.choices),
+            "overrides": [override.shown for override in composed.overrides],
+            "values": {
+                one.key: {"value": one.value, "origin": one.kind, "where": one.where or None}
+                for one in found
+            },
+        }
+        screen.line(composed.redact(json.dumps(facts, indent=2)))
+    else:
+        rows = [(one.key, _text(one.value), one.where or one.kind) for one in found]
+        for line in table([("key", "value", "from"), *rows]):
+            screen.line(harmless(composed.redact(line)))
+    return 0
+
+
+def list_config(config_dirs: Sequence[Path], *, as_json: bool) -> int:
+    """Print what can be composed; the exit code."""
+    dirs = places.search_dirs(config_dirs)
+    files = {name: places.find(dirs, name) for name in places.experiments(dirs)}
+    told = {name: _first_comment(file) if file else "" for name, file in files.items()}
+    groups = places.groups(dirs)
+    screen = Screen(sys.stdout)
+    if as_json:
+        facts: dict[str, Any] = {
+            "experiments": {
+                name: {"file": places.shown(file), "about": told[name]}
+                for name, file in files.items()
+                if file
+            },
+            "groups": groups,
+        }
+        screen.line(json.dumps(facts, indent=2))
+        return 0
+    screen.line("Experiments (conf=NAME):")
+    _print(screen, told.items())
+    screen.line()
+    screen.line("Config groups (GROUP=OPTION):")
+    _print(screen, ((group, ", ".join(options)) for group, options in groups.items()))
+    return 0
+
+
+def _print(screen: Screen, rows: Iterable[tuple[str, str]]) -> None:
+    for line in table(list(rows) or [("none", "")]):
+        screen.line(harmless(f"  {line}"))
+
+
+def _first_comment(file: Path) -> str:
+    """The first sentence of what a file says of itself in its first line."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        first = lines.readline().strip()
+    return first.lstrip("# ").partition(". ")[0].rstrip(".:") if first.startswith("#") else ""
+
+
+def _text(value: Any) -> str:
+    """A value as an override would write it."""
+    if value is None or isinstance(value, bool):
+        told = json.dumps(value)
+    elif value == "???":
+        told = "??? (must be set)"
+    elif isinstance(value, list | dict):
+        told = json.dumps(value) if value else str(value)
+    else:
+        told = str(value)
+    return told if len(told) <= _LONGEST else told[: _LONGEST - 1] + "…"

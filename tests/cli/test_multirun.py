@@ -1,0 +1,81 @@
+"""`--multirun`: every combination one by one, a comparison at the end."""
+
+import json
+import signal
+from pathlib import Path
+
+from tests.cli.processes import Running, mtrl
+
+
+def test_a_dry_run_lists_the_runs(tmp_path: Path) -> None:
+    done = mtrl("train", "-m", "seed=1,2", "group.size=4,8", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("run 1/4: seed=1 group.size=4, ")
+    assert lines[3].startswith("run 4/4: seed=2 group.size=8, ")
+    told = mtrl("train", "-m", "seed=1,2", "--dry-run", "--json", cwd=tmp_path)
+    assert [run["varied"] for run in json.loads(told.stdout)["runs"]] == [
+        {"seed": "1"},
+        {"seed": "2"},
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_run_each_and_a_table(tmp_path: Path) -> None:
+    done = mtrl("train", "-m", "seed=1,2,3", cwd=tmp_path, fake="finish")
+    assert done.returncode == 0
+    assert [line for line in done.stdout.splitlines() if line.startswith("run ")][::2] == [
+        "run 1/3: seed=1",
+        "run 2/3: seed=2",
+        "run 3/3: seed=3",
+    ]
+    head, *rows = done.stdout.splitlines()[-4:]
+    assert head.split() == ["seed", "status", "steps", "reward", "before", "after", "time", "run"]
+    assert [row.split()[:6] for row in rows] == [
+        [seed, "finished", "2", "0.500", "-0.412", "-0.060"] for seed in "123"
+    ]
+
+
+def test_a_failed_run_does_not_stop_the_others(tmp_path: Path) -> None:
+    done = mtrl("train", "-m", "seed=1,2", cwd=tmp_path, fake="fail-first")
+    assert done.returncode == 1
+    assert "error: server http://h:1 refused" in done.stderr
+    first, second = done.stdout.splitlines()[-2:]
+    assert first.split()[:3] == ["1", "failed", "(1)"]
+    assert second.split()[:2] == ["2", "finished"]
+
+
+def test_nothing_begins_when_one_cannot_be_run(tmp_path: Path) -> None:
+    done = mtrl("train", "-m", "group.size=4,0", cwd=tmp_path, fake="finish")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "group.size is 0" in done.stderr
+
+
+def test_ctrl_c_settles_the_running_one_and_starts_none(tmp_path: Path) -> None:
+    run = Running("train", "-m", "seed=1,2,3", cwd=tmp_path, fake="drain").ready()
+    run.signal(signal.SIGINT)
+    code, out, err = run.end()
+    assert code == 130
+    assert "run 2/3" not in out
+    assert out.splitlines()[-1] == "2 not begun"
+    assert out.splitlines()[-2].split()[:2] == ["1", "cancelled"]
+    assert "READY" not in err
+
+
+def test_json_ends_with_all_results(tmp_path: Path) -> None:
+    done = mtrl("train", "-m", "seed=1,2", "--json", cwd=tmp_path, fake="fail-first")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    last = events[-1]
+    assert (last["event"], last["not_begun"]) == ("multirun_finished", 0)
+    assert [(run["varied"], run["exit_code"]) for run in last["runs"]] == [
+        ({"seed": "1"}, 1),
+        ({"seed": "2"}, 0),
+    ]
+    assert last["runs"][1]["finished"]["after"]["mean"] == -0.06
+    assert [event["event"] for event in events].count("run_finished") == 1
+
+
+def test_with_resume_it_makes_no_sense(tmp_path: Path) -> None:
+    done = mtrl("train", "-m", "--resume", "last", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--multirun starts several" in done.stderr
