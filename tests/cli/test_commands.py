@@ -53,7 +53,7 @@ def test_help_lists_what_can_be_composed(tmp_path: Path, name: str) -> None:
     (tmp_path / "conf" / "mine.yaml").write_text("name: mine\n")
     (tmp_path / "conf" / "env" / "own.yaml").write_text("kind: openenv\n")
     out = mtrl(name, "--help", cwd=tmp_path).stdout
-    assert re.search(r"^  blackjack,(.|\n)*\bmine$", out, re.MULTILINE)
+    assert re.search(r"^  blackjack,(.|\n)*\bmine\b", out, re.MULTILINE)
     assert max(map(len, out.splitlines())) <= 80
     assert re.search(r"^  server +local, tinker\b", out, re.MULTILINE)
     assert re.search(r"^  env .*\bopenenv, .*\bown\b", out, re.MULTILINE)

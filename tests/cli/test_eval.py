@@ -42,21 +42,21 @@ def check_pairs(told: dict[str, Any], new: dict[int, float], old: dict[int, floa
 def test_a_policy_against_the_one_that_its_run_began_from(trained: World) -> None:
     done = trained.mtrl("eval", "policy=last", "eval.games=40", "--json")
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    run = trained.run(facts["run_id"])
+    facts = json.loads(done.stdout.splitlines()[-1])
+    run = trained.run(facts["run"])
     commits = trained.commits(trained.first)
     assert facts["policy"] == commits[-1]["policy"]
-    assert facts["against"]["policy"] == facts["evaluation"]["versus"]["against"]
-    assert facts["against"]["policy"] == commits[0]["policy"]
+    assert facts["before"]["policy"] == facts["evaluated"]["versus"]["against"]
+    assert facts["before"]["policy"] == commits[0]["policy"]
     new, old = returns(run, "eval"), returns(run, "rival")
     assert new.keys() == old.keys() == set(range(40))
-    check_mean(facts["evaluation"], list(new.values()))
-    check_mean(facts["against"], list(old.values()))
-    check_pairs(facts["evaluation"]["versus"], new, old)
-    assert sum(facts["evaluation"]["stops"].values()) == 40
-    assert facts["evaluation"]["temperature"] == 1.0
+    check_mean(facts["evaluated"], list(new.values()))
+    check_mean(facts["before"], list(old.values()))
+    check_pairs(facts["evaluated"]["versus"], new, old)
+    assert sum(facts["evaluated"]["stops"].values()) == 40
+    assert facts["evaluated"]["temperature"] == 1.0
     assert trained.state(run.name)["kind"] == "eval"
-    assert trained.state(run.name)["evaluation"]["eval"] == facts["evaluation"]
+    assert trained.state(run.name)["evaluation"]["eval"] == facts["evaluated"]
     # Both policies played the games of eval.seed, and each of them once.
     played = [
         trajectory
@@ -64,12 +64,12 @@ def test_a_policy_against_the_one_that_its_run_began_from(trained: World) -> Non
         for trajectory in read_trajectories(file)
     ]
     assert len(played) == facts["episodes"] == 80
-    for policy in (facts["policy"], facts["against"]["policy"]):
+    for policy in (facts["policy"], facts["before"]["policy"]):
         own = {one["group"]: one["task"]["seed"] for one in played if one["policy"] == policy}
         assert own == {game: seeds.evaluation_task(0, game) for game in range(40)}
     assert "paired" in done.stderr
     row = trained.mtrl("runs").stdout.splitlines()[1]
-    assert f"{facts['evaluation']['mean']:.3f}" in row
+    assert f"{facts['evaluated']['mean']:.3f}" in row
 
 
 def test_greedy_and_alone(trained: World) -> None:
@@ -102,14 +102,14 @@ def test_ctrl_c_leaves_whole_pairs(trained: World, tmp_path: Path) -> None:
     finally:
         running.kill()
     assert running.returncode == 130, err
-    facts = json.loads(out)
+    facts = json.loads(out.splitlines()[-1])
     assert facts["status"] == "cancelled"
-    run = trained.run(facts["run_id"])
+    run = trained.run(facts["run"])
     new, old = returns(run, "eval"), returns(run, "rival")
     assert 0 < len(new) < 20_000
     # The last game may have been admitted under one of the two only.
     assert abs(len(new) - len(old)) <= 1
-    check_pairs(facts["evaluation"]["versus"], new, old)
+    check_pairs(facts["evaluated"]["versus"], new, old)
     state = trained.state(run.name)
     assert (state["status"], state["borrows"]) == ("cancelled", {"held": 0, "quarantined": []})
 
