@@ -24,7 +24,8 @@ from mtrl_cli.envs.connect import check_environment, environments_for, server_fo
 from mtrl_cli.envs.e2b.backend import E2BFactory
 from mtrl_cli.envs.e2b.dead import DeadSandboxes
 from mtrl_cli.envs.e2b.provider import Provider
-from mtrl_cli.envs.interface import Watch, check_adapter
+from mtrl_cli.envs.interface import Watch as Watch
+from mtrl_cli.envs.interface import check_adapter
 from mtrl_cli.envs.openenv_served import LOG, ServedEnvironments
 from mtrl_cli.envs.seeds import seed_notice
 from mtrl_cli.envs.tools import offered_tools, takes_tools
@@ -41,7 +42,8 @@ from mtrl_cli.rollout.ports import (
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.processes import process_facts
 from mtrl_cli.runs.registry import read_run
-from mtrl_cli.servers.connect import embedded_for, service_for
+from mtrl_cli.servers.connect import embedded_for as embedded_for
+from mtrl_cli.servers.connect import service_for
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import Capabilities, SnapshotStore, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
@@ -103,36 +105,81 @@ async def assemble(
     watch = Watch(tell)
     chat, task, vocab = reading_parts(experiment)
     embedded = embedded_for(experiment.server, log=folder / "server.log")
-    async with _lost_with(embedded), AsyncExitStack() as borrowed:
-
-        async def borrow(lender: Lender[T]) -> T:
-            # One scope each: they are returned one after the other, the last one first.
-            scope = await borrowed.enter_async_context(resources.scope("run"))
-            return await scope.borrow(lender)
-
-        started = server_for(experiment, folder / LOG)
-        if started is not None:
-            await borrow(_process(started, "env_server"))
-        envs = environments_for(experiment, cast(TaskAdapter, task), watch, started)
-        if isinstance(envs, E2BFactory):
-            await borrow(envs.account(folder.name, resources, partial(_is_over, folder.parent)))
-        else:
-            await borrow(_backend(envs))
-        listing = None
-        if takes_tools(task):
-            listing = await offered_tools(envs, resources)
-            task.take_tools(listing)
-            _check_append_only(chat, task)
+    async with (
+        _lost_with(embedded),
+        lent_environments(experiment, task, folder, resources, watch) as envs,
+    ):
+        listing = await listed_tools(envs, chat, task, resources)
         if experiment.env.check_seeds and (text := await seed_notice(envs, task, resources)):
             watch.saw("seeds_ignored", text)
+        async with lent_service(experiment.server, embedded, resources) as service:
+            if training:
+                check_capabilities(service.capabilities, experiment)
+            harnesses, address = harness_factory(task), service.describe()
+            yield Parts(service, chat, task, envs, harnesses, vocab, address, watch, listing)
+
+
+@asynccontextmanager
+async def lent_environments(
+    experiment: Experiment, task: Task, folder: Path, resources: RolloutResources, watch: Watch
+) -> AsyncIterator[EnvironmentFactory]:
+    """What lends environments to trajectories, for as long as the scope lasts; ``folder`` is the
+    run's.
+
+    Raises:
+        MtrlError: it is not to be had.
+    """
+    async with AsyncExitStack() as borrowed:
+        started = server_for(experiment, folder / LOG)
+        if started is not None:
+            await _borrow(borrowed, resources, _process(started, "env_server"))
+        envs = environments_for(experiment, cast(TaskAdapter, task), watch, started)
+        if isinstance(envs, E2BFactory):
+            account = envs.account(folder.name, resources, partial(_is_over, folder.parent))
+            await _borrow(borrowed, resources, account)
+        else:
+            await _borrow(borrowed, resources, _backend(envs))
+        yield envs
+
+
+@asynccontextmanager
+async def lent_service(
+    server: ServerConfig, embedded: EmbeddedServer | None, resources: RolloutResources
+) -> AsyncIterator[TrainingService]:
+    """The connected client of a server, for as long as the scope lasts; ``embedded`` is the one
+    to start for it.
+
+    Raises:
+        MtrlError: the server does not start, cannot be reached, or does not let us in.
+    """
+    async with AsyncExitStack() as borrowed:
         if embedded is not None:
-            await borrow(_process(embedded, "server_process"))
-        service = service_for(experiment.server, embedded)
-        await borrow(_connection(service))
-        if training:
-            check_capabilities(service.capabilities, experiment)
-        harnesses, address = harness_factory(task), service.describe()
-        yield Parts(service, chat, task, envs, harnesses, vocab, address, watch, listing)
+            await _borrow(borrowed, resources, _process(embedded, "server_process"))
+        service = service_for(server, embedded)
+        await _borrow(borrowed, resources, _connection(service))
+        yield service
+
+
+async def listed_tools(
+    envs: EnvironmentFactory, chat: RendererChat, task: Task, resources: RolloutResources
+) -> Mapping[str, Any] | None:
+    """Give a task that takes its tools from the environment what that lists; None for others.
+
+    Raises:
+        MtrlError: it lists none, or they cannot be used.
+    """
+    if not takes_tools(task):
+        return None
+    listing = await offered_tools(envs, resources)
+    task.take_tools(listing)
+    check_append_only(chat, task)
+    return listing
+
+
+async def _borrow(borrowed: AsyncExitStack, resources: RolloutResources, lender: Lender[T]) -> T:
+    """In a scope of its own: what is borrowed so is returned one by one, the last one first."""
+    scope = await borrowed.enter_async_context(resources.scope("run"))
+    return await scope.borrow(lender)
 
 
 @asynccontextmanager
@@ -174,17 +221,36 @@ def reading_parts(
     Raises:
         MtrlError: one of them is not there, or cannot be used.
     """
-    server, task = experiment.server, experiment.task
+    loaded = task_of(experiment)
+    if listing is not None and takes_tools(loaded):
+        loaded.take_tools(listing)
+    chat, vocab = chat_of(experiment.server)
+    check_append_only(chat, loaded)
+    return chat, loaded, vocab
+
+
+def task_of(experiment: Experiment) -> Task:
+    """The experiment's task.
+
+    Raises:
+        MtrlError: it cannot be loaded, or is none.
+    """
+    task = experiment.task
     # A task's file may import OpenEnv too, whose packages would import their servers.
     light_packages("openenv", "openenv.core", "openenv.core.env_server")
     loaded = load_task(task.entrypoint, task.name, task.unfinished_reward, dict(task.params))
     check_adapter(loaded)
-    if listing is not None and takes_tools(loaded):
-        loaded.take_tools(listing)
+    return loaded
+
+
+def chat_of(server: ServerConfig) -> tuple[RendererChat, int]:
+    """The chat format of a server's model, and the size of its vocabulary.
+
+    Raises:
+        MtrlError: the tokenizer or the renderer cannot be used.
+    """
     tokenizer = load_tokenizer(server.tokenizer)
-    chat = RendererChat(tokenizer, server.renderer)
-    _check_append_only(chat, loaded)
-    return chat, loaded, len(tokenizer)
+    return RendererChat(tokenizer, server.renderer), len(tokenizer)
 
 
 def running_service(server: ServerConfig) -> TrainingService:
@@ -328,8 +394,8 @@ def check_capabilities(capabilities: Capabilities, experiment: Experiment) -> No
         )
 
 
-def _check_append_only(chat: RendererChat, task: Task) -> None:
-    """Raises: UsageError."""
+def check_append_only(chat: RendererChat, task: Task) -> None:
+    """Raises: UsageError: the template cannot be extended by appending."""
     try:
         chat.check_append_only(task.tools)
     except TemplateNotAppendOnly as error:

@@ -137,11 +137,12 @@ def test_nothing_that_a_script_could_want_lives_in_the_command_line() -> None:
 
 @pytest.mark.parametrize("source", ["servers", "envs", "chat", "tasks", "runs", "config"])
 def test_what_implements_the_ports_knows_nothing_above_them(source: str) -> None:
-    assert wrong(source, "assembly", "training", "cli", "display", "local", "script") == []
+    above = ("assembly", "training", "doctor", "cli", "display", "local", "script")
+    assert wrong(source, *above) == []
 
 
 def test_the_command_line_parses_calls_and_presents() -> None:
-    below = ("training", "rollout", "runs", "display", "config", "errors", "mtrl_cli")
+    below = ("training", "doctor", "rollout", "runs", "display", "config", "errors", "mtrl_cli")
     assert others("cli", *below) == []
 
 
@@ -151,6 +152,8 @@ def test_concrete_parts_are_put_together_in_one_place() -> None:
         ("envs.openenv", "tasks.load"),  # loads the class that an entrypoint names
         ("envs.connect", "tasks.load"),
         ("envs.openenv_server", "tasks.load"),
+        ("doctor.unseen", "chat.tokenizer"),  # finds the file, and loads nothing
+        ("doctor.unseen", "chat.errors"),
     }
     concrete = ("servers", "envs", "tasks", "chat")
     found = {

@@ -39,6 +39,20 @@ def load_tokenizer(name_or_path: str) -> "ChatTokenizer":
     """
     from tokenizers import Tokenizer
 
+    path = tokenizer_file(name_or_path)
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ChatConfigError(f"tokenizer {path}: not a tokenizer.json: {error}") from error
+    return ChatTokenizer(backend, name_or_path, _read_config(path.parent))
+
+
+def tokenizer_file(name_or_path: str) -> Path:
+    """The file that is meant, which is there.
+
+    Raises:
+        ChatConfigError: there is none.
+    """
     packaged = _ASSETS / name_or_path / "tokenizer.json"
     path = Path(name_or_path).expanduser()
     if re.fullmatch(r"[\w.-]+", name_or_path) and packaged.is_file():
@@ -51,11 +65,7 @@ def load_tokenizer(name_or_path: str) -> "ChatTokenizer":
             f"tokenizer {name_or_path!r}: no such file, and no packaged tokenizer of that name"
             f" ({have or 'none'}); write the path of a tokenizer.json"
         )
-    try:
-        backend = Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise ChatConfigError(f"tokenizer {path}: not a tokenizer.json: {error}") from error
-    return ChatTokenizer(backend, name_or_path, _read_config(path.parent))
+    return path
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

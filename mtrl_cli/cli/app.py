@@ -243,6 +243,32 @@ def cancel(
         raise typer.Exit(cancel_run(run, ask, wait, runs_dir, teller, as_json=as_json))
 
 
+@app.command(cls=ExperimentCommand)
+def doctor(
+    overrides: Overrides = None,
+    no_training: Annotated[
+        bool,
+        typer.Option("--no-training", help="Create no model: do not compare the trainer."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    config_dir: ConfigDirs = None,
+    debug: Debug = False,
+) -> None:
+    """Check what an experiment needs, and give back what that took.
+
+    Packages, configuration, secrets, tokenizer and template; one environment, one sampled turn, the
+    trainer against the sampler; what dead runs have left. Exit code 1 when something fails.
+    """
+    from mtrl_cli.cli.doctor import consult
+
+    with told_in_one_line(debug=debug) as teller:
+        raise typer.Exit(
+            consult(
+                overrides or [], config_dir or [], teller, trains=not no_training, as_json=as_json
+            )
+        )
+
+
 dev = typer.Typer(
     name="dev",
     help="Servers on this machine to try mtrl out with.",

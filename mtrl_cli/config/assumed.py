@@ -47,6 +47,11 @@ def assumed(config: ServerConfig) -> Assumed:
     )
 
 
+def is_known(config: ServerConfig) -> bool:
+    """Whether mtrl knows this server, and need not assume the worst of it."""
+    return config.kind is not ServerKind.tinker or _hosted(config.base_url or "")
+
+
 def _known(config: ServerConfig) -> Assumed:
     total = LossReduction.sum
     if config.kind is ServerKind.local:

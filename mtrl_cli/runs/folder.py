@@ -50,11 +50,14 @@ class RunFolder:
         kind: str,
         config_yaml: str,
         redact: Redact = str,
+        *,
+        latest: bool = True,
     ) -> "RunFolder":
         """Create the folder of a new run under ``parent``, and point ``latest`` at it.
 
         ``config_yaml`` is the composed experiment with its secrets masked; ``redact`` takes
         secrets out of what the run writes later, wherever the configuration copied them.
+        ``latest`` False leaves the link where it points.
         """
         run = new_run_id()
         path = parent / run
@@ -63,7 +66,8 @@ class RunFolder:
         (path / "trajectories").mkdir(mode=0o700)
         beat(path)
         folder = cls(path, _first_state(run, experiment, kind), redact)
-        _point_latest(parent, run)
+        if latest:
+            _point_latest(parent, run)
         return folder
 
     @classmethod

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtrl_cli.envs.e2b.provider import Provider, judged
 from mtrl_cli.envs.e2b.sweep import Sweep
+from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.ports import InfrastructureFailure
 
 _EVERY = 1.0
@@ -40,6 +42,18 @@ class DeadSandboxes:
     @property
     def place(self) -> str:
         return self._provider.place
+
+    async def listed(self) -> Mapping[str, int]:
+        """How many sandboxes live, by the run that made them.
+
+        Raises:
+            MtrlError: the service cannot be asked.
+        """
+        try:
+            found = await self._provider.find({"mtrl": "sandbox"})
+        except Exception as error:
+            raise MtrlError(f"{self.place}: {judged(error).text}") from error
+        return Counter(one.metadata.get("mtrl_run", "") for one in found)
 
     async def end(self, run: str, ids: Sequence[str], until: float) -> Ended:
         """End those with these ids, and look for others of the run until a time of the clock.

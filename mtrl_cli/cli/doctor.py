@@ -1,0 +1,111 @@
+"""``mtrl doctor``: one line for each finding, with what to do about it; exit code 1 on a FAIL."""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.cli.failures import Teller
+from mtrl_cli.cli.signals import INTERRUPTED, Signals
+from mtrl_cli.config.compose import Composed, compose
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless
+from mtrl_cli.doctor.examine import Examination, examine, unusable
+from mtrl_cli.doctor.report import Finding, Report, State
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.runs.stop import StopRequest
+
+_LINGER = 3.0
+"""Seconds that a thread in foreign code may keep the process after its report."""
+
+
+def consult(
+    overrides: Sequence[str],
+    config_dirs: Sequence[Path],
+    teller: Teller,
+    *,
+    trains: bool,
+    as_json: bool,
+) -> int:
+    """Check what the experiment needs; the exit code."""
+    screen = Screen(sys.stderr if as_json else sys.stdout)
+
+    def tell(finding: Finding) -> None:
+        if not as_json:
+            for line in _lines(finding):
+                screen.line(harmless(teller.redact(line)))
+
+    report = Report(tell)
+    facts: dict[str, Any] = {}
+    code: int | None = None
+    try:
+        composed = compose(None, list(overrides), list(config_dirs))
+    except MtrlError as error:
+        unusable(report, error)
+    else:
+        teller.redact = composed.redact
+        code = _examined(composed, report, trains, facts)
+    counts = Counter(finding.state for finding in report.findings)
+    if as_json:
+        Screen(sys.stdout).line(teller.redact(_object(report, counts, facts)))
+    else:
+        screen.line(_summary(counts))
+    code = code if code is not None else 1 if counts[State.FAIL] else 0
+    _leave_after(_LINGER, code)
+    return code
+
+
+def _examined(
+    composed: Composed, report: Report, trains: bool, facts: dict[str, Any]
+) -> int | None:
+    """Carry out the examination; the exit code of a user's stop, None without one."""
+    signals = Signals(last_words=lambda: "aborted; mtrl runs shows what may be left")
+
+    async def work() -> None:
+        stop = StopRequest(signals.abort)
+        with signals.handled(stop):
+            examination = Examination(composed, report, stop, trains, facts)
+            await examine(examination)
+
+    try:
+        asyncio.run(work())
+    except asyncio.CancelledError:
+        return signals.code or INTERRUPTED
+    return None
+
+
+def _lines(finding: Finding) -> list[str]:
+    lines = [f"{finding.state.value:<4} {finding.topic:<14} {finding.says}"]
+    if finding.todo is not None:
+        lines.append(f"{'':<19} → {finding.todo}")
+    return lines
+
+
+def _summary(counts: "Counter[State]") -> str:
+    return ", ".join(f"{counts[state]} {state.value}" for state in State)
+
+
+def _object(report: Report, counts: "Counter[State]", facts: dict[str, Any]) -> str:
+    checks = [
+        {"topic": one.topic, "state": one.state.value, "says": one.says, "todo": one.todo}
+        for one in report.findings
+    ]
+    told = {"counts": {state.value: counts[state] for state in State}, "checks": checks, **facts}
+    return json.dumps(told, indent=2)
+
+
+def _leave_after(seconds: float, code: int) -> None:
+    """End the process even if a thread does not let it end."""
+
+    def leave() -> None:
+        sys.stdout.flush()
+        os._exit(code)
+
+    watchdog = threading.Timer(seconds, leave)
+    watchdog.daemon = True
+    watchdog.start()

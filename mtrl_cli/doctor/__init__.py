@@ -1,0 +1,1 @@
+"""`mtrl doctor`: what an experiment needs, tried out part by part, and given back."""

@@ -1,0 +1,251 @@
+"""The server, asked for little: a turn with its logprobs, a stop token, the same tokens again.
+
+*Sample*: one turn as an episode would ask for it, held to the token rules of `rollout.tokens`.
+*Stop*: the base model's likeliest token is asked for at temperature 0, and then given as the only
+stop id: what comes back says whether a sampled stop token is part of the tokens.
+*Parity*: a small model is created as training would create it, the sampled turn is sent through one
+forward/backward call, and the trainer's logprobs are held against the sampler's, within the
+thresholds of the audit. The model is never stepped with a learning rate above 0, and is unloaded.
+A server that leaks gradients hands those of an unloaded model on to the next one in its place:
+there, one optimizer step at learning rate 0 consumes them first. It leaves the weights as they are
+(Adam's step and its decoupled weight decay are both scaled by the learning rate).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mtrl_cli.config.capabilities import capabilities
+from mtrl_cli.config.schema import Experiment
+from mtrl_cli.doctor.report import Speaker, Told
+from mtrl_cli.rollout.ports import Chat, Sample, SampleRequest, SamplingParams
+from mtrl_cli.rollout.resources import Scope
+from mtrl_cli.rollout.tokens import TokenSequence
+from mtrl_cli.runs.ledger import Ledger
+from mtrl_cli.servers.errors import ServerError
+from mtrl_cli.servers.interface import Capabilities, Datum, TrainingService
+from mtrl_cli.training.audit import ZEROS
+from mtrl_cli.training.batch import sampled_positions
+from mtrl_cli.training.operations import Operations
+from mtrl_cli.training.parity import Pair, likely_cause, parity_figures
+from mtrl_cli.training.plan import TrainingPlan
+
+_MOST_TOKENS = 32
+"""Of the sampled turn: enough to compare, cheap anywhere."""
+_SEEDS = 4
+"""Turns that are sampled to see one stop by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A sampled turn: the prompt and what was sampled, checked."""
+
+    tokens: TokenSequence
+    policy: str
+
+
+def told_capabilities(
+    speaker: Speaker, experiment: Experiment, said: Capabilities
+) -> list[dict[str, Any]]:
+    """Say what the server can do, and what that changes; the facts, for JSON."""
+    found: Mapping[str, Any] = {"cancels": said.cancels}
+    facts = []
+    for one in capabilities(experiment, found):
+        facts.append({"name": one.name, "value": one.value, "source": one.source})
+        value = "not known" if one.value is None else str(one.value).lower()
+        words = f"{one.name}: {value} ({one.source})" + (f": {one.changes}" if one.changes else "")
+        if one.source == "assumed" and one.changes is not None:
+            key = f"server.{one.name}"
+            known = one.name in ("snapshots", "dedupes", "loss_reduction", "leaks_gradients")
+            speaker.warn(words, f"if you know better, set {key}" if known else None)
+        else:
+            speaker.ok(words)
+    if said.context is not None:
+        speaker.ok(
+            f"context: {said.context:,} tokens, server.context {experiment.server.context:,}"
+        )
+    return facts
+
+
+async def sampled(
+    speaker: Speaker,
+    service: TrainingService,
+    experiment: Experiment,
+    prompt: Sequence[int],
+    stop_ids: tuple[int, ...],
+    vocab: int,
+) -> Turn:
+    """Sample a turn under the base model, and check it.
+
+    Raises:
+        RolloutError: sampling failed, or what came breaks a rule.
+    """
+    plan, policy = TrainingPlan(experiment), await service.base_policy()
+    most = min(_MOST_TOKENS, plan.budget.turn_tokens)
+    turn, first, ends = None, None, 0
+    for seed in range(_SEEDS):
+        request = SampleRequest(policy, prompt, most, stop_ids, seed, plan.sampling)
+        sample = await service.sample(request)
+        tokens = TokenSequence(prompt)
+        if not sample.tokens:
+            raise Told("a sample holds no token", "see whether the server's model is whole")
+        tokens.append_sampled(sample, policy)
+        _check_ids(sample, vocab)
+        if turn is None or len(tokens) > len(turn.tokens):
+            turn = Turn(tokens, policy)
+        if first is None:
+            first = sample
+        if sample.stop_reason == "stop":
+            ends += 1
+            if sample.tokens[-1] not in stop_ids:
+                speaker.warn(
+                    f"a turn stopped, and its last token {sample.tokens[-1]} is none of the stop"
+                    f" ids {list(stop_ids)}: the end marker is inserted, and not trained",
+                    "see whether server.tokenizer is the model's own",
+                )
+                break
+    assert turn is not None
+    assert first is not None
+    count = turn.tokens.sampled_count
+    speaker.ok(
+        f"{count} tokens with {count} logprobs, finite and ≤ 0, ids from 0 to {vocab - 1};"
+        f" {ends} of {_SEEDS} turns stopped by themselves within {most} tokens"
+    )
+    if first.policy is not None:
+        speaker.ok("the server says which weights it sampled, and they are those asked for")
+    return turn
+
+
+def _check_ids(sample: Sample, vocab: int) -> None:
+    wrong = [token for token in sample.tokens if not 0 <= token < vocab]
+    if wrong:
+        raise Told(
+            f"token {wrong[0]} was sampled, and the tokenizer has ids 0 to {vocab - 1}",
+            "set server.tokenizer to the tokenizer of server.base_model",
+        )
+
+
+async def stopped(
+    speaker: Speaker, service: TrainingService, turn: Turn, chat: Chat, prompt: Sequence[int]
+) -> None:
+    """Find out what the server makes of a stop token."""
+    greedy = SamplingParams(temperature=0.0)
+
+    def asked(most: int, stop: tuple[int, ...]) -> SampleRequest:
+        return SampleRequest(turn.policy, prompt, most, stop, 0, greedy)
+
+    likeliest = (await service.sample(asked(1, chat.stop_ids))).tokens[0]
+    sample = await service.sample(asked(2, (likeliest,)))
+    if list(sample.tokens) == [likeliest] and sample.stop_reason == "stop":
+        speaker.ok("a sampled stop token ends the turn, and comes back with its logprob")
+    elif not sample.tokens and sample.stop_reason == "stop":
+        speaker.warn(
+            "a sampled stop token ends the turn, and does not come back: the end marker is"
+            " inserted, and not trained",
+            "have the server return stop tokens, if it can",
+        )
+    elif sample.tokens[0] == likeliest:
+        raise Told(
+            f"token {likeliest} was sampled, is a stop id, and the turn went on: stop ids are not"
+            " honoured",
+            "turns then end at budget.turn_tokens only; use a server that honours stop ids",
+        )
+    else:
+        speaker.warn(
+            "whether stop ids are honoured could not be seen: the same context gave two different"
+            " likeliest tokens"
+        )
+
+
+async def scored_again(
+    speaker: Speaker, service: TrainingService, turn: Turn, limit: float
+) -> None:
+    """Compare the sampled logprobs with what the server gives for the same tokens afterwards."""
+    if not service.capabilities.policy_logprobs:
+        speaker.ok("the server gives no logprobs of given tokens; nothing to compare")
+        return
+    ids = list(turn.tokens.ids)
+    try:
+        again = await service.logprobs(turn.policy, ids)
+    except ServerError as error:
+        raise Told(
+            str(error), "train.kl needs it: write train.kl=0, or use another server"
+        ) from None
+    places = sampled_positions(turn.tokens) + 1
+    theirs = np.asarray(again, dtype=np.float64)[places]
+    ours = np.array(turn.tokens.sampled_logprobs, dtype=np.float64)
+    if not np.isfinite(theirs).all():
+        raise Told("a logprob of a given token is not finite", "write train.kl=0")
+    gap = float(np.abs(theirs - ours).mean())
+    said = f"logprobs of given tokens differ from those of the sampling by {gap:.2g} in the mean"
+    if gap > limit:
+        speaker.warn(said, "train.kl would compare two scales; see docs/audit.md")
+    else:
+        speaker.ok(said)
+
+
+async def parity(
+    speaker: Speaker,
+    service: TrainingService,
+    experiment: Experiment,
+    turn: Turn,
+    vocab: int,
+    ledger: Ledger,
+    scope: Scope,
+) -> None:
+    """Train on a probe without taking a step, and compare the logprobs.
+
+    Raises:
+        MtrlError: a training call failed, or has an unknown outcome.
+    """
+    plan = TrainingPlan(experiment)
+    operations = Operations(service, ledger, 1, vocab)
+    await scope.borrow(operations.server_model(plan.model))
+    result = await operations.forward_backward([_datum(turn.tokens)], plan.loss)
+    if service.capabilities.leaks_gradients:
+        await operations.optim_step(replace(plan.adam(0), learning_rate=0.0, weight_decay=0.0))
+        speaker.ok("its gradients were consumed by an optimizer step of learning rate 0")
+    places = sampled_positions(turn.tokens)
+    pair = Pair(
+        places,
+        np.array(turn.tokens.sampled_logprobs, dtype=np.float64),
+        result.logprobs[0][places].astype(np.float64),
+    )
+    if not np.isfinite(pair.again).all():
+        raise Told("a logprob of the trainer is not finite", "see the server's log")
+    limits = plan.audit.limits
+    figures = parity_figures([pair], limits.limit)
+    most, mean = figures["parity_max"], figures["parity_mean"]
+    said = (
+        f"over {len(places)} tokens the trainer's logprobs differ from the sampler's by {most:.2g}"
+        f" at most and {mean:.2g} in the mean"
+    )
+    cause = likely_cause([pair])
+    stops = bool(limits.stop_max or limits.stop_mean)
+    if (
+        (stops and figures["audit/zeros"] > ZEROS)
+        or _above(most, limits.stop_max)
+        or _above(mean, limits.stop_mean)
+    ):
+        raise Told(f"{said}{': ' + cause if cause else ''}", "a run would stop; see docs/audit.md")
+    if _above(most, limits.warn_max) or _above(mean, limits.warn_mean):
+        speaker.warn(f"{said}{': ' + cause if cause else ''}", "see docs/audit.md")
+    else:
+        speaker.ok(said)
+
+
+def _above(value: float, threshold: float) -> bool:
+    return bool(threshold) and value > threshold
+
+
+def _datum(tokens: TokenSequence) -> Datum:
+    """The turn as a step would send it, each sampled token with an advantage of 1."""
+    ids = np.array(tokens.ids, dtype=np.int32)
+    places = sampled_positions(tokens)
+    logprobs = np.zeros(len(ids) - 1, dtype=np.float32)
+    advantages = np.zeros(len(ids) - 1, dtype=np.float32)
+    logprobs[places] = np.array(tokens.sampled_logprobs, dtype=np.float32)
+    advantages[places] = 1.0
+    return Datum(ids[:-1], ids[1:], logprobs, advantages)
