@@ -13,7 +13,7 @@ from typing import Any
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
 from mtrl_cli.config.compose import Composed, compose
-from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless
 from mtrl_cli.doctor.examine import Examination, examine, unusable
 from mtrl_cli.doctor.report import Finding, Report, State
@@ -33,7 +33,8 @@ def consult(
     as_json: bool,
 ) -> int:
     """Check what the experiment needs; the exit code."""
-    screen = Screen(sys.stderr if as_json else sys.stdout)
+    # What an environment prints must not stand within the object.
+    screen = Screen(claim_stdout() if as_json else sys.stdout)
 
     def tell(finding: Finding) -> None:
         if not as_json:
@@ -52,7 +53,7 @@ def consult(
         code = _examined(composed, report, trains, facts)
     counts = Counter(finding.state for finding in report.findings)
     if as_json:
-        Screen(sys.stdout).line(teller.redact(_object(report, counts, facts)))
+        screen.line(teller.redact(_object(report, counts, facts)))
     else:
         screen.line(_summary(counts))
     code = code if code is not None else 1 if counts[State.FAIL] else 0

@@ -100,7 +100,9 @@ def _declared(experiment: Experiment) -> Iterator[Capability]:
 
 
 _SNAPSHOTS = {
-    Snapshots.newest_only: "groups in flight finish before each save; no KL penalty (train.kl is 0)",
+    Snapshots.newest_only: (
+        "groups in flight finish before each save; no KL penalty (train.kl is 0)"
+    ),
     Snapshots.live: (
         "groups in flight finish before each optimizer step; no KL penalty (train.kl is 0)"
     ),
@@ -108,8 +110,8 @@ _SNAPSHOTS = {
 
 _REDUCTIONS: Mapping[LossReduction | None, str] = {
     None: "a step is one call, weighted as for a sum; train.max_tokens_per_call is refused",
-    LossReduction.datum_mean: "each datum is weighted by its length, which undoes the server's mean",
-    LossReduction.call_mean: "each call is weighted, which undoes the server's mean over calls",
+    LossReduction.datum_mean: "each datum is weighted by its length, to undo the server's mean",
+    LossReduction.call_mean: "each call is weighted, to undo the server's mean over calls",
 }
 
 

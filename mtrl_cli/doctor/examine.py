@@ -174,7 +174,7 @@ class Examination:
     # --- with what is borrowed --------------------------------------------------------------------
 
     async def _with_folder(self, experiment: Experiment, runs: Path) -> None:
-        existed = runs.is_dir()
+        existed = _is_there(runs)
         folder = self.folder = RunFolder.create(
             runs, experiment.name, "doctor", self.composed.yaml, self.composed.redact, latest=False
         )
@@ -224,8 +224,12 @@ class Examination:
                 self.opening = await world.played(speaker, self.envs, self.task, resources)
 
             opened = env.open_timeout + _START
-            needs = ("packages", "env secrets", "task", "template")
-            await self.report.check("environment", make, seconds=opened, needs=needs)
+            await self.report.check(
+                "environment",
+                make,
+                seconds=opened,
+                needs=("packages", "env secrets", "task", "template"),
+            )
             played = 2 * (env.open_timeout + env.reset_timeout + env.close_timeout)
             await self.report.check(
                 "episode", play, seconds=played + env.step_timeout, needs=("environment",)
@@ -239,8 +243,9 @@ class Examination:
                     f"{self.service.describe()} answers, lets us in, serves {server.base_model}"
                 )
 
-            needs = ("server secrets", "configuration")
-            await self.report.check("server", reach, seconds=60 + _START, needs=needs)
+            await self.report.check(
+                "server", reach, seconds=_QUICK + _START, needs=("server secrets",)
+            )
             await self._asked(experiment, folder, resources)
 
     async def _asked(
@@ -295,8 +300,7 @@ class Examination:
 
         await report.check("capabilities", can, seconds=_QUICK, needs=("server",))
         one = server.sample_timeout + 10
-        needs = ("server", "tokenizer")
-        await report.check("sample", sample, seconds=4 * one, needs=needs)
+        await report.check("sample", sample, seconds=4 * one, needs=("server", "tokenizer"))
         await report.check("stop ids", stop, seconds=2 * one, needs=("sample",))
         await report.check("logprobs", again, seconds=one, needs=("sample",))
         if not self.trains:
@@ -346,6 +350,10 @@ def _borrows(resources: RolloutResources) -> dict[str, Any]:
         "held": len(resources.live) - len(quarantined),
         "quarantined": [borrow.describe() for borrow in quarantined],
     }
+
+
+def _is_there(folder: Path) -> bool:
+    return folder.is_dir()
 
 
 def _remove(path: Path, runs: Path, existed: bool) -> None:

@@ -102,8 +102,13 @@ async def folders(speaker: Speaker, experiment: Experiment) -> None:
     _room(speaker, "run.dir", Path(experiment.run.dir))
     server = experiment.server
     if server.kind is ServerKind.local and server.base_url is None:
-        store = default_store() if server.store is None else Path(server.store).expanduser()
-        _room(speaker, "server.store", store)
+        _room(
+            speaker, "server.store", default_store() if server.store is None else _at(server.store)
+        )
+
+
+def _at(folder: str) -> Path:
+    return Path(folder).expanduser()
 
 
 def _room(speaker: Speaker, key: str, folder: Path) -> None:

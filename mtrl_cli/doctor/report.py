@@ -32,7 +32,7 @@ class Finding:
     """What to do about it, where there is something."""
 
 
-class Told(MtrlError):
+class Told(MtrlError):  # noqa: N818 - a finding, not a mistake
     """A failure, with what to do about it."""
 
     def __init__(self, says: str, todo: str) -> None:
