@@ -142,6 +142,8 @@ class TaskEnvironment:
         self._started, self._earlier = False, []
         reply = await self._counted(self.session.reset, arguments)
         outcome = self._outcome("reset", reply)
+        if outcome.done:
+            raise EnvironmentFault(f"{self._name}.reset returned an episode that is over")
         self._started = True
         return outcome.text
 
@@ -186,7 +188,7 @@ class TaskEnvironment:
             return work()
         except RolloutError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise raised(self._name, operation, error) from error
 
     def _counting(self, outcome: StepOutcome) -> float:
@@ -228,9 +230,9 @@ def finite(name: str, reward: Any) -> float:
         if isinstance(reward, str | bytes):
             raise TypeError
         value = float(reward)
-    except (TypeError, ValueError, OverflowError) as error:
+    except Exception as error:  # a tensor of two elements raises RuntimeError, and so on
         raise EnvironmentFault(
-            f"{name} returned the reward {_short(repr(reward))}, not a number"
+            f"{name} returned the reward {_shown(reward)}, not a number"
         ) from error
     if not math.isfinite(value):
         raise EnvironmentFault(f"{name} returned the reward {value}, which is not finite")
@@ -243,7 +245,7 @@ def finished(name: str, done: Any) -> bool:
         return bool(done)
     if type(done).__name__ in ("bool_", "bool"):  # numpy's
         return bool(done)
-    raise EnvironmentFault(f"{name} returned {_short(repr(done))} for done, not true or false")
+    raise EnvironmentFault(f"{name} returned {_shown(done)} for done, not true or false")
 
 
 def raised(name: str, operation: str, error: BaseException) -> EnvironmentFault:
@@ -252,8 +254,11 @@ def raised(name: str, operation: str, error: BaseException) -> EnvironmentFault:
 
 
 def line(error: object) -> str:
-    """The first line of an error's text, of bearable length."""
-    text = str(error).strip()
+    """The first line of an error's text, of bearable length. Never raises."""
+    try:
+        text = str(error).strip()
+    except Exception:  # somebody else's code, too
+        text = ""
     return _short(text.splitlines()[0]) if text else "(no message)"
 
 
@@ -307,6 +312,13 @@ class OneClose:
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         return self._closing
+
+
+def _shown(value: object) -> str:
+    try:
+        return _short(repr(value))
+    except Exception:  # somebody else's code, too
+        return f"(an object of {type(value).__name__})"
 
 
 def _short(text: str) -> str:

@@ -31,7 +31,7 @@ from mtrl_cli.envs.openenv_class import (
     check_class,
     is_async,
 )
-from mtrl_cli.envs.workers import Owner, StuckError, Workers
+from mtrl_cli.envs.workers import Owner, StuckError, Workers, WorkRaised
 from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
@@ -40,6 +40,7 @@ from mtrl_cli.rollout.ports import (
     InfrastructureFailure,
     RolloutError,
 )
+from mtrl_cli.rollout.settle import is_being_cancelled
 from mtrl_cli.tasks.load import load_class
 
 _NOT_OBSERVED = {"done", "reward", "metadata"}
@@ -145,10 +146,9 @@ class EmbeddedSession:
         factory = self._factory
         arguments = factory.reset_arguments(arguments)
         if factory.async_reset:
-            observation = await self._await(
+            return await self._await(
                 "reset", lambda: async_method(self._environment, "reset")(**arguments)
             )
-            return self._reply(observation)
         reply: Reply = await self._run(
             "reset",
             lambda: self._reply(self._environment.reset(**arguments)),
@@ -160,10 +160,7 @@ class EmbeddedSession:
         factory = self._factory
         if factory.async_step:
             given = factory.read_action(action)
-            observation = await self._await(
-                "step", lambda: async_method(self._environment, "step")(given)
-            )
-            return self._reply(observation)
+            return await self._await("step", lambda: async_method(self._environment, "step")(given))
         reply: Reply = await self._run(
             "step",
             lambda: self._reply(self._environment.step(factory.read_action(action))),
@@ -194,10 +191,10 @@ class EmbeddedSession:
                 f"{self._name} did not close: its thread is busy past the deadline"
                 f" ({self._usable.reason}); it is closed when the thread comes back"
             ) from error
-        except Exception as error:
+        except WorkRaised as failed:
             raise InfrastructureFailure(
-                f"{self._name}.close raised {type(error).__name__}: {line(error)}"
-            ) from error
+                f"{self._name}.close raised {type(failed.error).__name__}: {line(failed.error)}"
+            ) from failed.error
         finally:
             workers.release(self._owner)
 
@@ -213,12 +210,12 @@ class EmbeddedSession:
         except asyncio.CancelledError:
             self._usable.end(f"{operation} was cancelled")
             raise
-        except RolloutError:
-            raise
-        except BaseException as error:
-            raise raised(self._name, operation, error) from error
+        except WorkRaised as failed:
+            if isinstance(failed.error, RolloutError):
+                raise failed.error from failed.error.__cause__
+            raise raised(self._name, operation, failed.error) from failed.error
 
-    async def _await(self, operation: str, start: Callable[[], Any]) -> Any:
+    async def _await(self, operation: str, start: Callable[[], Any]) -> Reply:
         """On the event loop."""
         self._usable.check(operation)
         deadlines = self._factory.deadlines
@@ -226,13 +223,15 @@ class EmbeddedSession:
         deadline = asyncio.timeout(timeout)
         try:
             async with deadline:
-                return await start()
-        except asyncio.CancelledError:
+                return self._reply(await start())
+        except asyncio.CancelledError as error:
+            if not is_being_cancelled():
+                raise raised(self._name, operation, error) from error
             self._usable.end(f"{operation} was cancelled")
             raise
         except RolloutError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit, BaseExceptionGroup) as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 self._usable.lose(f"{operation} passed its deadline of {timeout:g} s", error)
             raise raised(self._name, operation, error) from error

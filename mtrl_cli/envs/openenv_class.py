@@ -53,7 +53,8 @@ class ActionReader:
 def refusal(errors: Sequence[Mapping[str, Any]]) -> str:
     """What the model is told of pydantic's findings about an action: the first of them."""
     first: Mapping[str, Any] = errors[0] if errors else {}
-    where = ".".join(str(step) for step in first.get("loc", ()))
+    place = first.get("loc")
+    where = ".".join(map(str, place)) if isinstance(place, list | tuple) else ""
     message = first.get("msg", "it does not fit")
     return f"The argument {where!r} is wrong: {message}" if where else f"It is wrong: {message}"
 

@@ -137,7 +137,9 @@ class WireSession:
         """Raises: ToolError, EnvironmentFault, ServerFull, SessionLost."""
         code = _code(frame)
         if code == "VALIDATION_ERROR":
-            errors = [error for error in frame["data"].get("errors") or () if type(error) is dict]
+            listed = frame["data"].get("errors")
+            found = listed if isinstance(listed, list) else ()
+            errors = [error for error in found if isinstance(error, dict)]
             if operation == "step":
                 raise ToolError(refusal(errors))
             raise EnvironmentFault(f"{self._name}: {operation} refused: {refusal(errors)}")
@@ -212,7 +214,7 @@ class WireSession:
         """One frame; what is wrong with it, so that no other can be trusted."""
         try:
             frame = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return "a frame came that is not JSON"
         if not isinstance(frame, dict):
             return "a frame came that is no JSON object"

@@ -25,6 +25,15 @@ class StuckError(Exception):
     """The operation did not end by its deadline, or its thread is stuck in another one."""
 
 
+class WorkRaised(Exception):  # noqa: N818
+    """The work raised ``error``, which travels wrapped: a bare StopIteration cannot leave a future,
+    a CancelledError would pass for our own, and a SystemExit would end the event loop."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 @dataclass(eq=False, slots=True)
 class _Operation:
     work: Callable[[], Any]
@@ -108,10 +117,15 @@ class Workers:
 
         Raises:
             StuckError: the deadline passed; ``work`` may still be running.
-            BaseException: what ``work`` raised.
+            WorkRaised
         """
         if self._threads == 0:
-            return work()
+            try:
+                return work()
+            except KeyboardInterrupt:
+                raise  # on the event loop's thread it may be the user's
+            except BaseException as error:
+                raise WorkRaised(error) from error
         loop = self._loop
         assert loop is not None
         operation = _Operation(work, timeout, owner, loop.create_future(), essential)
@@ -181,7 +195,7 @@ class Workers:
             if operation.error is None:
                 operation.future.set_result(operation.outcome)
             else:
-                operation.future.set_exception(operation.error)
+                operation.future.set_exception(WorkRaised(operation.error))
 
     def _watch_for(self, timeout: float) -> None:
         """Look at the threads often enough for this timeout, while anything is pending."""

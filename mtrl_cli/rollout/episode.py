@@ -46,6 +46,7 @@ from mtrl_cli.rollout.ports import (
     ToolError,
 )
 from mtrl_cli.rollout.resources import RolloutResources, Scope
+from mtrl_cli.rollout.settle import is_being_cancelled
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import FAILED, CallRecord, Stop, Trajectory, Turn
 
@@ -82,7 +83,7 @@ async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> N
         async with asyncio.timeout(seconds) as deadline:
             trajectory.stop = await _turns(trajectory, scope, parts)
     except asyncio.CancelledError as error:
-        if _is_being_cancelled():
+        if is_being_cancelled():
             raise
         raise RuntimeError(
             f"{trajectory.admission.name}: its policy, environment or harness cancelled itself"
@@ -99,11 +100,6 @@ async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> N
     except RefusedTrajectory as error:
         _fail(trajectory, Stop.POLICY_FAILURE, str(error))
         trajectory.refusal = error.reason
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:

@@ -44,3 +44,9 @@ def original(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError here is the task's own, and not one that somebody's code raised."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

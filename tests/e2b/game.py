@@ -10,6 +10,11 @@ class ToolError(Exception):
     pass
 
 
+class SpeechlessError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
 class Game:
     def __init__(self, start=0):
         self.count = start
@@ -30,6 +35,10 @@ class Game:
             sys.exit(3)
         if do == "die":
             os._exit(7)
+        if do == "fork":
+            return answer("child" if os.fork() == 0 else "parent")
+        if do == "speechless":
+            raise SpeechlessError
         if do == "sleep":
             time.sleep(value)
         if do == "noise":

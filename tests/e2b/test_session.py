@@ -52,6 +52,7 @@ async def test_what_the_game_prints_reads_and_returns_does_no_harm(emulator: E2B
     [
         ("raise", "Game.step: ZeroDivisionError: by nothing"),
         ("exit", "Game.step: SystemExit: 3"),
+        ("speechless", "Game.step: SpeechlessError: (no message)"),
         ("odd", "Game.step returned str for its observation, not an object"),
         ("object", "Game.step: it returned what is not JSON: "),
         ("nan", "Game returned the reward nan, which is not finite"),
@@ -242,6 +243,18 @@ def test_the_worker_answers_a_repeated_id_from_memory() -> None:
     assert two["ok"]["observation"] == {"text": "step 2"}
     assert unknown["error"]["kind"] == "protocol"
     assert end == {"id": 5, "ok": {}}
+
+
+def test_a_child_that_the_game_forked_answers_nothing() -> None:
+    lines = [{"id": 1, "op": "reset", "data": {"seed": 1, "member": 0}}] + [
+        {"id": number, "op": "step", "data": {"do": do}}
+        for number, do in enumerate(("fork", "go", "fork", "go"), start=2)
+    ]
+    hello, _, *steps = answers(*(json.dumps(line) + "\n" for line in lines))
+    assert hello["id"] == 0
+    assert [(step["id"], step["ok"]["observation"]["text"]) for step in steps] == [
+        (2, "parent"), (3, "step 2"), (4, "parent"), (5, "step 4")
+    ]  # fmt: skip
 
 
 def test_the_worker_and_blackjack_keep_to_python_3_8() -> None:

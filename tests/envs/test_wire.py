@@ -204,6 +204,7 @@ async def test_a_broken_connection_is_lost_also_between_two_steps() -> None:
     ("frame", "reason"),
     [
         ("not json", "a frame came that is not JSON"),
+        ("[" * 100_000 + "]" * 100_000, "a frame came that is not JSON"),
         ("[1]", "a frame came that is no JSON object"),
         (b"bytes", "the connection broke"),
         ('{"type": "state", "data": {}}', "step was answered by {.*state"),
@@ -261,6 +262,14 @@ async def test_a_refused_action_is_answered_to_the_model_with_its_reason() -> No
     errors = [{"loc": ["move", 0], "msg": "Input should be a number", "type": "x"}, {"loc": []}]
     async with begun(answering("VALIDATION_ERROR", "ok", errors=errors)) as (environment, _):
         with pytest.raises(ToolError, match=r"^The argument 'move.0' is wrong: Input should be a"):
+            await environment.step(act())
+        assert (await environment.step(act())).text == "ok"
+
+
+@pytest.mark.parametrize("errors", [5, {"a": 1}, None, [7], [{"loc": 5, "msg": None}]])
+async def test_a_refusal_without_a_readable_reason_is_still_one(errors: Any) -> None:
+    async with begun(answering("VALIDATION_ERROR", "ok", errors=errors)) as (environment, _):
+        with pytest.raises(ToolError, match=r"^It is wrong: "):
             await environment.step(act())
         assert (await environment.step(act())).text == "ok"
 

@@ -140,6 +140,7 @@ def serve(entrypoint: str, params: dict[str, Any]) -> None:
         return
     say(json.dumps({"id": 0, "ok": {"python": sys.version.split()[0]}}).encode())
     answered: OrderedDict[Any, bytes] = OrderedDict()
+    process = os.getpid()
     while True:
         text = requests.readline(LONGEST + 1)
         if not text:
@@ -154,6 +155,8 @@ def serve(entrypoint: str, params: dict[str, Any]) -> None:
             continue
         if number not in answered:
             answered[number] = answer(game, number, request)
+            if os.getpid() != process:
+                os._exit(0)  # a child that the game forked: only its parent answers
             while len(answered) > KEPT:
                 answered.popitem(last=False)
         say(answered[number])
@@ -166,7 +169,10 @@ def told(error: BaseException) -> str:
 
 
 def line(error: BaseException) -> str:
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception:  # the game's own code, too
+        text = ""
     return text.splitlines()[0] if text else "(no message)"
 
 
