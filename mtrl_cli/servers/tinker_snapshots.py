@@ -32,10 +32,12 @@ from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX, Address, proxy_f
 if TYPE_CHECKING:
     import httpx
 
-_URI = re.compile(r"[a-z][a-z0-9+.-]*://([^/\s]+)/(sampler_weights|weights)/(\S+)")
+# SkyRL tx leaves the kind out of the URIs that it returns, and has it in those that it lists.
+_URI = re.compile(r"([a-z][a-z0-9+.-]*://([^/\s]+))/(?:(sampler_weights|weights)/)?(\S+)")
 _LIST_SECONDS = 20.0
 _ARCHIVE_SECONDS = 300.0  # a server may pack the archive when it is first asked for
 _READ_SECONDS = 60.0
+_NO_ROUTE = (404, 405)
 _SPENT = 1_000
 """Attempts: reading again harms nobody, so the seconds decide."""
 
@@ -189,7 +191,7 @@ class TinkerSnapshots:
                 if urlsplit(link).scheme not in ("http", "https"):
                     raise ServerError(f"{self._address.url} names a download that is not HTTP")
                 return link
-            if reply.status_code >= 400 and reply.status_code != 404:
+            if reply.status_code >= 400 and reply.status_code not in _NO_ROUTE:
                 verdict = judge_reply(reply.status_code, reply.content)
                 raise self._failed(f"the archive of {uri}", verdict)
         told = f"HTTP {reply.status_code}, and no link"
@@ -220,16 +222,19 @@ class TinkerSnapshots:
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
+    """Model, kind and name."""
     match = _URI.fullmatch(uri)
     if match is None:
         raise CannotList(f"{uri!r:.120} names no checkpoint: tinker://MODEL/sampler_weights/NAME")
-    return match[1], match[2], match[3]
+    return match[2], match[3] or "sampler_weights", match[4]
 
 
 def _entry(listed: Mapping[str, Any], uri: str) -> Mapping[str, Any] | None:
     entries = listed.get("checkpoints")
     for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and entry.get("tinker_path") == uri:
+        path = entry.get("tinker_path") if isinstance(entry, dict) else None
+        if isinstance(path, str) and _URI.fullmatch(path) and _parts(path) == _parts(uri):
+            assert isinstance(entry, dict)
             return entry
     return None
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mtrl_cli.servers.interface import TrainingService
 
 _URI = re.compile(r"([a-z][a-z0-9+.-]*)://(\S+)")
-_SAMPLED = re.compile(r"tinker://[^/\s]+/(sampler_weights|weights|ephemeral)/\S+")
+_SAMPLED = re.compile(r"tinker://[^/\s]+/sampler_weights/\S+")
 _BASE = "base"
 _SHOWN = 5
 
@@ -159,15 +159,17 @@ def _by_uri(asked: str, server: ServerConfig) -> ChosenPolicy:
             f"policy={asked} is another base model than server.base_model ({server.base_model})"
         )
     if scheme == "tinker" and server.kind in (ServerKind.local, ServerKind.tinker):
-        kind = _SAMPLED.fullmatch(asked)
-        if kind is None or kind[1] == "ephemeral":
-            raise UsageError(
-                f"policy={asked!r:.120} is not a policy: write tinker://MODEL/sampler_weights/NAME"
-            )
-        if kind[1] == "weights":
+        model, _, name = rest.partition("/")
+        if name.startswith("weights/"):
             raise UsageError(
                 f"policy={asked!r:.120} is a training state, which cannot be sampled: write "
                 "tinker://MODEL/sampler_weights/NAME"
+            )
+        # Some servers leave the kind out; the embedded one never does.
+        local = server.kind is ServerKind.local
+        if not (model and name) or (local and not _SAMPLED.fullmatch(asked)):
+            raise UsageError(
+                f"policy={asked!r:.120} is not a policy: write tinker://MODEL/sampler_weights/NAME"
             )
     elif scheme != _BASE and server.kind is ServerKind.local:
         raise UsageError(

@@ -308,3 +308,29 @@ def test_a_run_learns(server: Server, tmp_path: Path, seed: int) -> None:
     error = sum(step["reward_se"] ** 2 for step in (*steps[:3], *steps[-3:])) ** 0.5 / 3
     print(f"{server.version} seed {seed}: {first:.3f} to {last:.3f}, s.e. {error:.3f}")
     assert last - first >= 4 * error
+
+
+async def test_a_snapshot_is_found_in_the_list_and_its_weights_are_downloaded(
+    server: Server, tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file
+
+    client = client_of(server)
+    await client.connect()
+    try:
+        spec = ModelSpec(server.model, lora_rank=8, lora_alpha=16.0, seed=1)
+        model = await client.execute(client.create_model(spec), ignore)
+        try:
+            uri = await client.execute(client.publish(model, 1, "RUN/a1/step-000000"), ignore)
+            facts = await client.snapshot(uri)
+            assert facts is not None
+            assert facts.time
+            assert await client.snapshot(uri + "x") is None
+            await client.download(uri, tmp_path)
+        finally:
+            await client.execute(client.unload_model(model), ignore)
+    finally:
+        await client.close()
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["r"] == 8
+    assert load_file(tmp_path / "adapter_model.safetensors")

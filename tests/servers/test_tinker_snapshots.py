@@ -89,6 +89,15 @@ async def test_what_the_list_says() -> None:
     assert asked[:2] == [f"/api/v1/client/config {KEY}", f"{RUN} {KEY}"]
 
 
+async def test_a_uri_without_its_kind_is_found_by_the_one_that_is_listed() -> None:
+    """As SkyRL tx has it."""
+    entries = [{"tinker_path": URI.replace("sampler_weights", "weights")}, {"tinker_path": URI}]
+    async with serving({RUN: listed(*entries[:1])}) as (server, _):
+        assert await snapshots(server).facts(URI.replace("sampler_weights/", "")) is None
+    async with serving({RUN: listed(*entries)}) as (server, _):
+        assert await snapshots(server).facts(URI.replace("sampler_weights/", "")) is not None
+
+
 async def test_a_model_that_is_not_there_differs_from_a_server_without_a_list() -> None:
     runs = {"/api/v1/training_runs": lambda request: web.json_response({"training_runs": []})}
     async with serving(runs) as (server, _):
@@ -138,7 +147,11 @@ async def test_a_server_that_knows_the_bare_name_is_asked_for_it(tmp_path: Path)
     """As SkyRL tx serves it; the link may be relative."""
     archive = packed(("adapter_model.safetensors", WEIGHTS))
     path = f"{RUN}/RUN-a1-step-000001"
-    routes = {f"{path}/archive": leads_to("download"), f"{path}/download": sends(archive)}
+    routes: dict[str, Handler] = {
+        f"{RUN}/sampler_weights/RUN-a1-step-000001/archive": lambda _: web.Response(status=405),
+        f"{path}/archive": leads_to("download"),
+        f"{path}/download": sends(archive),
+    }
     async with serving(routes) as (server, _):
         await snapshots(server).download(URI, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["adapter_model.safetensors"]

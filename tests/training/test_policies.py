@@ -162,3 +162,16 @@ def test_a_server_that_forgets_old_policies_compares_none(runs: Path) -> None:
     assert contest.notice is not None
     with pytest.raises(UsageError, match="write --against none"):
         choose_contest(here, "base")
+
+
+def test_a_tinker_server_may_leave_the_kind_out_of_its_uris(runs: Path) -> None:
+    """As SkyRL tx does."""
+    address = 'server.base_url="http://h:1"'
+    there = experiment(runs, "server=tinker", address, "server.api_key=k", *TINY)
+    named = "tinker://model_1/RUN-a1-step-000001"
+    assert choose_policy(there, named) == ChosenPolicy(named, 0, None)
+    for wrong in ("tinker://model_1", "tinker://model_1/", "tinker://model_1/weights/x"):
+        with pytest.raises(UsageError, match="write tinker://MODEL/sampler_weights/NAME"):
+            choose_policy(there, wrong)
+    with pytest.raises(UsageError, match="is not a policy"):
+        choose_policy(experiment(runs), named)
