@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
 from mtrl_cli.cli.failures import FAILED, Teller, innermost
+from mtrl_cli.cli.live_file import LiveFile
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
 from mtrl_cli.display.events import Failed
 from mtrl_cli.display.presenter import TICK, Presenter, presenter
+from mtrl_cli.display.snapshot import to_record
 from mtrl_cli.display.state import DisplayPlan, RunState, Stopping
 from mtrl_cli.display.summary import failure
 from mtrl_cli.display.terminal import Screen
@@ -65,6 +67,7 @@ class Session:
         )
         self._signals = Signals(last_words=self._last_words)
         self._broken: Exception | None = None
+        self._live = LiveFile(teller.redact)
 
     @property
     def state(self) -> RunState:
@@ -110,6 +113,7 @@ class Session:
                 return await work(observer=self._observe, stop=stop)
             finally:
                 screen.cancel()
+                self._live.remove()
                 (ended,) = await asyncio.gather(screen, return_exceptions=True)
                 if isinstance(ended, Exception):
                     self._broken = self._broken or ended
@@ -130,7 +134,13 @@ class Session:
                 since = asyncio.get_running_loop().time()
                 self._presenter.stopping(Stopping(int(shown), self._signals.cause, since))
             self._presenter.tick()
+            self._tell_watchers()
             await self._next_drawing(stop, shown)
+
+    def _tell_watchers(self) -> None:
+        state, now = self._presenter.state, asyncio.get_running_loop().time()
+        if state.folder:
+            self._live.write(state.folder, now, lambda: to_record(state, now))
 
     async def _next_drawing(self, stop: StopRequest, shown: Stage) -> None:
         if shown is Stage.STOP:

@@ -62,7 +62,7 @@ class Signals:
             signal.SIGINT: self._request,
             signal.SIGTERM: self._request,
             signal.SIGHUP: self._hang_up,
-            signal.SIGTSTP: _suspend,
+            signal.SIGTSTP: suspend,
         }
         before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
@@ -110,7 +110,14 @@ class Signals:
         return "aborted"
 
 
-def _suspend(number: int, frame: FrameType | None) -> None:
+def give_cursor_back() -> None:
+    """Show the cursor, where there is a terminal."""
+    if os.isatty(1):
+        with contextlib.suppress(OSError):
+            os.write(1, b"\x1b[?25h")
+
+
+def suspend(number: int, frame: FrameType | None) -> None:
     """Ctrl-Z: give the shell its cursor, sleep, and take the cursor again."""
     terminal = os.isatty(1)
     if terminal:
@@ -118,7 +125,7 @@ def _suspend(number: int, frame: FrameType | None) -> None:
             os.write(1, _SHOW_CURSOR)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    signal.signal(number, _suspend)
+    signal.signal(number, suspend)
     if terminal:
         with contextlib.suppress(OSError):
             os.write(1, _HIDE_CURSOR)

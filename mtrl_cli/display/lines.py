@@ -2,8 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from mtrl_cli.display.state import RunState, Stopping
-from mtrl_cli.display.text import clock, compact, figure, gap, harmless, policy_name, reward
+from mtrl_cli.display.state import GroupView, RunState, Stopping
+from mtrl_cli.display.text import (
+    clock,
+    compact,
+    figure,
+    gap,
+    harmless,
+    policy_name,
+    reward,
+    short_age,
+)
 from mtrl_cli.training.events import Comparison, Evaluated
 
 Redact = Callable[[str], str]
@@ -27,6 +36,8 @@ def _step_parts(state: RunState, now: float) -> Iterator[str]:
     yield f"step {state.step}/{state.steps}"
     yield f"{state.step_seconds:.1f}s"
     yield f"reward {reward(metrics.get('reward'))}"
+    if "solved" in metrics:
+        yield f"solved {metrics['solved']:.0%}"
     yield _trained(metrics)
     yield f"failed {failed}" if failed else ""
     yield from (f"{name} {figure(metrics[name])}" for name in ("kl",) if name in metrics)
@@ -34,12 +45,36 @@ def _step_parts(state: RunState, now: float) -> Iterator[str]:
         yield f"parity {gap(metrics['parity_max'])}"
     yield f"gen {compact(_generated(state, now))} tok/s"
     yield f"tokens {compact(state.tokens)}"
+    if "staleness" in metrics:
+        yield f"stale {staleness(metrics)}"
     yield from (
         f"{name} {figure(metrics[name])}" for name in ("entropy", "loss") if name in metrics
     )
     yield harmless(policy_name(state.policy or "-"), 24)
     if (eta := state.eta()) is not None:
         yield f"eta {clock(eta)}"
+
+
+def staleness(metrics: Mapping[str, float]) -> str:
+    """Steps that the policies of a step's groups were behind: in the mean, and at most."""
+    mean = metrics["staleness"]
+    return f"{mean:.1f}/{metrics.get('staleness_max', mean):.0f}"
+
+
+def group_line(group: GroupView, now: float) -> str:
+    """One group that has ended."""
+    rewards = group.rewards
+    mean = sum(rewards) / len(rewards) if rewards else None
+    told = (
+        f"group {group.group} {harmless(group.task, 24)} | v{group.policy_step}"
+        f" | {group.done}/{group.size} | reward {reward(mean, 2)} | {group.tokens:,} tokens"
+        f" | {short_age(now - group.started)}"
+    )
+    if group.retries:
+        told += f" | {group.retries} retried"
+    if group.outcome not in (None, "complete"):
+        told += f" | {harmless(group.outcome or '')}"
+    return told
 
 
 def evaluated_line(result: Evaluated) -> str:

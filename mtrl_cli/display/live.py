@@ -19,6 +19,7 @@ from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
+from mtrl_cli.rollout.events import GroupFinished
 from mtrl_cli.training.events import Evaluated, Notice, StepFinished
 
 
@@ -58,10 +59,15 @@ class LivePresenter:
 
     def observe(self, event: object) -> None:
         now = self._clock()
-        self.state.apply(event, now)
         kind = type(event)
+        # What is said of a finished group is read before the state lets go of it.
+        group = self.state.groups.get(event.group) if isinstance(event, GroupFinished) else None
+        self.state.apply(event, now)
         if kind is StepFinished:
             self._above.append(lines.step_line(self.state, now, self._console.width))
+        elif group is not None and isinstance(event, GroupFinished):
+            group.outcome = event.outcome
+            self._above.append(lines.group_line(group, now))
         elif kind is Evaluated:
             self._above.append(lines.evaluated_line(cast("Evaluated", event)))
         elif kind is Notice:

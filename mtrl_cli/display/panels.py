@@ -115,6 +115,8 @@ def _bar(label: str, share: float | None, ending: str, width: int, glyphs: Glyph
 
 def _stop_line(state: RunState, now: float) -> Text:
     stopping = state.stopping
+    if stopping is None and state.plan.watched:
+        return Text("Ctrl-C: stop watching; the run goes on", style="dim")
     if stopping is None:
         return Text("Ctrl-C: let issued work settle, then stop", style="dim")
     left = max(state.plan.drain_timeout - (now - stopping.since), 0)
@@ -135,9 +137,13 @@ def _reward_parts(state: RunState, glyphs: Glyphs) -> Iterable[str]:
     if (change := state.trend()) is not None:
         yield f"10-step {change:+z.3f}"
     metrics = state.metrics
+    if "solved" in metrics:
+        yield f"solved {metrics['solved']:.0%}"
     yield from (f"{name} {figure(metrics[name])}" for name in ("kl",) if name in metrics)
     if "parity_max" in metrics:
         yield f"parity {gap(metrics['parity_max'])}"
+    if "group_std" in metrics:
+        yield f"group std {figure(metrics['group_std'])}"
     if "invalid_calls" in metrics:
         yield f"invalid {metrics['invalid_calls']:.1%}"
     yield from (
@@ -149,10 +155,14 @@ def _throughput_parts(state: RunState, now: float) -> Iterable[str]:
     limit = f"/{state.plan.concurrency}" if state.plan.concurrency else ""
     yield f"busy {min(state.busy, state.plan.concurrency or state.busy)}{limit}"
     yield f"gen {compact(state.tokens_per_second(now))} tok/s"
+    yield f"traj {compact(state.episodes_per_minute(now))}/min"
     yield f"tokens {compact(state.tokens)}"
-    yield f"episodes {state.episodes:,}"
+    if "staleness" in state.metrics:
+        yield f"stale {lines.staleness(state.metrics)}"
     if state.failures:
-        yield f"failed {state.failures:,}"
+        yield f"errors {state.failures / (state.failures + state.episodes):.1%}"
+    if retried := sum(group.retries for group in state.groups.values()):
+        yield f"retries {retried:,}"
     yield from (f"{harmless(kind)} {n}" for kind, n in sorted(state.borrowed_by_kind().items()))
 
 

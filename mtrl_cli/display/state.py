@@ -35,6 +35,9 @@ RATE_WINDOW = 15
 NAMED = 20
 """Ids that are named of one kind of borrow; the ledger names all."""
 
+ENDED_KEPT = 4096
+"""Ends of episodes that are kept to count a rate with."""
+
 ETA_STEPS = 20
 """Steps whose mean duration predicts the rest."""
 
@@ -54,6 +57,8 @@ class DisplayPlan:
     """Groups that will be played, where that is all that happens (``mtrl rollout``)."""
     policies: int = 0
     """Policies that play the games, where that is all that happens (``mtrl eval``)."""
+    watched: bool = False
+    """Another process carries the run out (``mtrl watch``)."""
 
 
 @dataclass(slots=True)
@@ -160,6 +165,9 @@ class RunState:
         """Key → kind and, where it has one, the id that it has where it lives."""
         self._step_ends: deque[float] = deque([now], maxlen=ETA_STEPS + 1)
         self._buckets: deque[list[int]] = deque(maxlen=RATE_WINDOW + 1)
+        self._ended: deque[float] = deque(maxlen=ENDED_KEPT)
+        self.told_rates: tuple[float, float] | None = None
+        """Tokens a second and episodes a minute, where somebody else counts them."""
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             TurnSampled: self._turn_sampled,
             GroupStarted: self._group_started,
@@ -186,12 +194,26 @@ class RunState:
 
     def tokens_per_second(self, now: float) -> float:
         """Sampled tokens a second over the last seconds."""
+        if self.told_rates is not None:
+            return self.told_rates[0]
         oldest = int(now) - RATE_WINDOW
         recent = [bucket for bucket in self._buckets if bucket[0] > oldest]
         if not recent:
             return 0.0
         span = max(now - recent[0][0], 1.0)
         return sum(count for _, count in recent) / min(span, RATE_WINDOW)
+
+    def episodes_per_minute(self, now: float) -> float:
+        """Episodes that ended over the last minute."""
+        if self.told_rates is not None:
+            return self.told_rates[1]
+        ended, full = self._ended, len(self._ended) == ENDED_KEPT
+        recent = sum(1 for when in ended if when > now - 60)
+        if not recent:
+            return 0.0
+        # What is kept may begin later than a minute ago, and so may the run.
+        span = min(60.0, now - ended[0] if full else now - self.started)
+        return recent * 60 / max(span, 1.0)
 
     def eta(self) -> float | None:
         """Seconds until the last step, from the latest steps; None before the first one."""
@@ -269,6 +291,7 @@ class RunState:
                 group.note = event.failure
             return
         self.episodes += 1
+        self._ended.append(now)
         if group is not None:
             group.members[event.member] = MemberView(
                 event.reward, event.stop, event.turns, event.tokens
@@ -331,7 +354,6 @@ class RunState:
             self.rewards.append(value)
         if (most := event.metrics.get("parity_max")) is not None:
             self.audits.append((most, event.metrics.get("parity_mean", most)))
-        self.groups.clear()
 
     def _evaluation_progress(self, event: EvaluationProgress, now: float) -> None:
         if self.evaluation is None:

@@ -5,7 +5,7 @@ given what the run recorded beside the tokens. It implements `runs.verify.episod
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,21 @@ def retelling_of(run: Path) -> RunRetelling:
     experiment = resolve(compose(str(run / "config.yaml")), secrets=False)
     chat, task, vocab = reading_parts(experiment, _listed(run))
     return RunRetelling(chat, task, vocab, harnessed=harness_factory(task) is not None)
+
+
+def decoder_of(run: Path) -> Callable[[Sequence[int]], str]:
+    """What gives the text of tokens of the run in this folder.
+
+    Raises:
+        MtrlError: as `retelling_of`.
+    """
+    from mtrl_cli.assembly import reading_parts
+    from mtrl_cli.config.compose import compose
+    from mtrl_cli.config.resolve import resolve
+
+    experiment = resolve(compose(str(run / "config.yaml")), secrets=False)
+    tokenizer = reading_parts(experiment, _listed(run))[0].tokenizer
+    return lambda ids: tokenizer.decode(list(ids))
 
 
 def _listed(run: Path) -> Mapping[str, Any] | None:

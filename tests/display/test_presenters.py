@@ -1,16 +1,25 @@
 """What the two presenters show for the same run."""
 
 import io
+import json
 import re
 from collections.abc import Callable
 
 import pytest
 
 from mtrl_cli.display.live import LivePresenter
+from mtrl_cli.display.panels import sparkline
 from mtrl_cli.display.plain import PlainPresenter
+from mtrl_cli.display.snapshot import restore, to_record
 from mtrl_cli.display.state import DisplayPlan, RunState, Stopping
 from mtrl_cli.display.terminal import Screen
-from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
+from mtrl_cli.rollout.events import (
+    BorrowChanged,
+    GroupFinished,
+    GroupStarted,
+    MemberFinished,
+    TurnSampled,
+)
 from mtrl_cli.training.events import (
     Evaluated,
     Notice,
@@ -81,6 +90,7 @@ def begun(watched: Watched, groups: int = 3, name: str = "bj-seed") -> Watched:
 
 def stepped(watched: Watched, reward: float = 0.463) -> Watched:
     watched.clock.now += 14.2
+    watched.see(*(GroupFinished(group, 0.5, "complete") for group in range(3)))
     watched.see(
         StepFinished(
             12,
@@ -110,7 +120,7 @@ def test_the_live_screen_fits_its_terminal(width: int) -> None:
     assert frame[0].startswith("mtrl train blackjack  run a7aa  policy v11")
     assert frame[0].endswith("00:00:09")
     assert frame[2] == "Ctrl-C: let issued work settle, then stop"
-    assert frame[4].startswith("busy 64/64  gen 22 tok/s  tokens 200")
+    assert frame[4].startswith("busy 64/64  gen 22 tok/s  traj 13/min  tokens 200")
     assert frame[6].split()[:4] == ["group", "task", "policy", "done"]
     assert "2/8 ██░░░░░░    0.50" in frame[7]
     assert frame[-1] == "+32 more"
@@ -138,9 +148,12 @@ def test_the_stop_message_stands_at_the_top() -> None:
 def test_a_finished_step_scrolls_away_above_and_its_groups_go() -> None:
     watched = stepped(begun(Watched(80)))
     frame = watched.frame()
-    assert frame[0].startswith("step 12/50 | 14.2s | reward 0.463 | trained 13/16 (constant_")
-    assert len(frame[0]) <= 80
-    assert not any(line.startswith("group") for line in frame)
+    assert frame[0] == "group 0 bj-seed-0 | v11 | 2/8 | reward 0.50 | 200 tokens | 14s"
+    assert frame[2] == "group 2 bj-seed-2 | v11 | 0/8 | reward - | 0 tokens | 14s"
+    assert frame[3].startswith("step 12/50 | 14.2s | reward 0.463 | trained 13/16 (constant_")
+    assert len(frame[3]) <= 80
+    assert frame[4].startswith("mtrl train")
+    assert not any(line.startswith("group") for line in frame[5:])
     assert watched.frame()[0].startswith("mtrl train")
 
 
@@ -275,3 +288,60 @@ def test_the_audits_figures_stand_in_every_step_and_in_the_summary(width: int | 
         "audit      sampler and trainer differ by 4e-06 at most, 3e-07 in the mean of 3 steps"
         in watched.text
     )
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
+    """Nothing is cut in the middle; what matters most stands first."""
+    watched = begun(Watched(width))
+    figures = {"solved": 0.41, "kl": 0.012, "parity_max": 3e-6, "staleness": 0.4}
+    more = {"staleness_max": 1.0, "invalid_calls": 0.03, "entropy": 0.62, "loss": -0.0041}
+    for step in range(1, 21):
+        metrics = {"reward": step / 100, **figures, **more}
+        watched.see(StepFinished(step, 50, f"u/step-{step}", metrics))
+        watched.frame()
+    watched.see(
+        MemberFinished(1, 0, "env_failure", None, 0, 0, 0, "sandbox gone"),
+        BorrowChanged("a", "sandbox", "held"),
+        BorrowChanged("b", "server_model", "held"),
+    )
+    head = watched.frame()[:5]
+    first = f"reward 0.200 {sparkline([n / 100 for n in range(1, 21)], '▁▂▃▄▅▆▇█')}"
+    assert first.endswith("▇██")
+    assert head[3].startswith(f"{first}  10-step +0.100  solved 41%")
+    assert head[4].startswith("busy 22/64  gen 200 tok/s  traj 120/min  tokens 200  stale 0.4/1")
+    wide = width == 140
+    assert ("loss -0.0041" in head[3]) == wide
+    assert ("errors 33.3%  retries 1  sandbox 1  server_model 1" in head[4]) == wide
+    assert all(len(line) <= width for line in head)
+    assert not any(line.endswith("…") for line in head)
+
+
+def test_groups_of_later_steps_stay_when_a_step_ends() -> None:
+    watched = begun(Watched(80))
+    watched.see(StepFinished(1, 50, "u/step-1", {"reward": 0.0}))
+    assert [line.split()[0] for line in watched.frame()[-3:]] == ["0", "1", "2"]
+
+
+def test_a_watched_run_says_that_ctrl_c_leaves_it_alone() -> None:
+    watched = Watched(80, DisplayPlan("watch train blackjack", watched=True))
+    assert watched.frame()[2] == "Ctrl-C: stop watching; the run goes on"
+
+
+def test_the_moment_can_be_told_to_another_process() -> None:
+    told, heard = begun(Watched(140)), Watched(140)
+    told.see(
+        MemberFinished(1, 0, "env_failure", None, 0, 0, 0, "sandbox gone"),
+        BorrowChanged("a", "sandbox", "held"),
+    )
+    told.clock.now += 9
+    heard.clock.now += 9
+    record = json.loads(json.dumps(to_record(told.presenter.state, told.clock.now)))
+    heard.see(RunStarted(RUN, FOLDER, "blackjack", 50, "local", {"random": -0.39}))
+    restore(heard.presenter.state, record, heard.clock.now)
+    assert heard.frame()[1:] == told.frame()[1:]
+    told.see(PhaseStarted("evaluation"), GroupStarted(9, "s", 1, "base", 0))
+    told.presenter.stopping(Stopping(1, "SIGTERM", told.clock.now))
+    record = json.loads(json.dumps(to_record(told.presenter.state, told.clock.now)))
+    restore(heard.presenter.state, record, heard.clock.now)
+    assert heard.frame()[1:] == told.frame()[1:]

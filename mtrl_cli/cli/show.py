@@ -1,0 +1,222 @@
+"""``mtrl show RUN``: what a run has reached, from its files alone, and what can be done with it."""
+
+import json
+import math
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.display.lines import reasons
+from mtrl_cli.display.state import DisplayPlan, RunState
+from mtrl_cli.display.summary import kept, resuming, summary
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import clock, harmless, short_age
+from mtrl_cli.runs.commits import History, read_history
+from mtrl_cli.runs.ledger import LedgerEntry
+from mtrl_cli.runs.reap import read_entries
+from mtrl_cli.runs.registry import RunRecord, find_run
+from mtrl_cli.training.events import RunFinished
+from mtrl_cli.training.reading import resumable, story
+
+UNKNOWN_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Everything that is told of one run."""
+
+    run: RunRecord
+    state: RunState
+    history: History
+    entries: tuple[LedgerEntry, ...]
+
+
+def show_run(asked: str, runs: Path, *, as_json: bool) -> int:
+    """Print what is known of the run that ``asked`` names; the exit code.
+
+    Raises:
+        NoSuchRun: there is none, or several.
+        MtrlError: its files are damaged.
+    """
+    shown = read(find_run(runs, asked))
+    screen = Screen(sys.stdout)
+    if as_json:
+        screen.line(json.dumps(_finite(_facts(shown)), indent=2))
+    else:
+        for line in _text(shown):
+            screen.line(harmless(line))
+    return 0
+
+
+def read(run: RunRecord) -> Shown:
+    """Read a run's files."""
+    kind = str(run.state.get("kind", "run"))
+    plan = DisplayPlan(f"{kind} {run.state.get('experiment', '?')}", keep_groups=kind == "rollout")
+    told = story(run)
+    state = RunState(plan, told[0][0])
+    for when, event in told:
+        state.apply(event, when)
+    history = read_history(run.path / "commits.jsonl")
+    return Shown(run, state, history, tuple(read_entries(run.path)))
+
+
+def _text(shown: Shown) -> Iterator[str]:
+    run, state = shown.run, shown.state
+    kind = run.state.get("kind", "run")
+    yield f"{run.id}  {kind} {run.state.get('experiment', '?')}  {run.status}{_age(run)}"
+    if state.finished is not None:
+        yield from summary(state, _ended(run))
+    else:
+        yield from (f"{label:<11}{text}" for label, text in _so_far(shown))
+    yield from (f"{label:<11}{text}" for label, text in _kept(shown))
+    yield from (f"{label:<11}{text}" for label, text in _next(shown))
+
+
+def _so_far(shown: Shown) -> Iterator[tuple[str, str]]:
+    """Of a run that goes on."""
+    run, state = shown.run, shown.state
+    yield "steps", f"{state.step} of {state.steps} committed"
+    if state.rewards:
+        yield "reward", f"{state.rewards[-1]:.3f} in the last step"
+    for result in state.evaluations:
+        yield "evaluation", f"{result.label}: {result.mean:.3f} over {result.games:,} games"
+    yield "run", str(run.path)
+    if run.state.get("policy"):
+        yield "policy", str(run.state["policy"])
+
+
+def _kept(shown: Shown) -> Iterator[tuple[str, str]]:
+    """What the files say beside the summary."""
+    run, history = shown.run, shown.history
+    last, stated = history.last, history.last_with_state
+    if last is not None:
+        where = "none" if stated is None else f"the last one at step {stated.step}"
+        yield "commits", f"step {last.step} stands; training states: {where}"
+    if run.attempt > 1:
+        began = [f"{one.get('attempt')} at step {one.get('step')}" for one in _resumed(run)]
+        yield "attempts", f"{run.attempt}; resumed: {', '.join(began)}"
+    calls = Counter(one.state for one in shown.entries if one.entry == "call")
+    if calls:
+        yield "calls", f"training calls: {reasons(calls)}"
+    for key in _unknown(shown)[:UNKNOWN_SHOWN]:
+        yield "UNKNOWN", f"{key}: it may have been executed; it is not sent again"
+    borrows = Counter(one.state for one in shown.entries if one.entry == "borrow")
+    if borrows:
+        yield "borrows", reasons(borrows)
+    if run.status == "lost" and "reaped" not in run.state:
+        yield "LOST", f"its process is gone; what it held is returned by: {_command(run, 'cancel')}"
+
+
+def _next(shown: Shown) -> Iterator[tuple[str, str]]:
+    """What can be done with the run."""
+    run = shown.run
+    if run.status == "running":
+        yield "watch", _command(run, "watch")
+        yield "end it", _command(run, "cancel")
+        return
+    left = resumable(run, shown.history)
+    if left is not None and (shown.state.finished is None or not shown.state.finished.resumable):
+        yield "kept", kept(left)
+        yield "resume", resuming(str(run.path))
+    if run.state.get("kind") == "train" and shown.history.last is not None:
+        yield "publish", _command(run, "publish") + " --name NAME"
+    if any((run.path / "trajectories").glob("*.jsonl.gz")):
+        yield "read it", _command(run, "trajectory")
+    yield "check it", _command(run, "verify")
+
+
+def _command(run: RunRecord, name: str) -> str:
+    folder = run.path.parent
+    where = "" if folder == Path("runs") else f" --runs-dir {shlex.quote(str(folder))}"
+    return f"mtrl {name} {run.id}{where}"
+
+
+def _age(run: RunRecord) -> str:
+    created = run.state.get("created")
+    if not isinstance(created, int | float):
+        return ""
+    if run.status == "running":
+        return f" for {clock(time.time() - created)}"
+    return f", begun {short_age(max(time.time() - created, 0))} ago"
+
+
+def _ended(run: RunRecord) -> float:
+    ended = run.state.get("ended") or run.state.get("created") or 0.0
+    return float(ended)
+
+
+def _resumed(run: RunRecord) -> list[Mapping[str, Any]]:
+    resumed = run.state.get("resumed")
+    return [one for one in resumed if isinstance(one, dict)] if isinstance(resumed, list) else []
+
+
+def _unknown(shown: Shown) -> list[str]:
+    """Training calls without a known outcome. Of a run that goes on, one is just in flight."""
+    over = shown.run.status != "running"
+    return [
+        one.key
+        for one in shown.entries
+        if one.entry == "call" and (one.state == "unknown" or (one.open and over))
+    ]
+
+
+def _facts(shown: Shown) -> dict[str, Any]:
+    run, state, history = shown.run, shown.state, shown.history
+    finished: RunFinished | None = state.finished
+    left = resumable(run, history)
+    return {
+        "run_id": run.id,
+        "folder": str(run.path),
+        "kind": run.state.get("kind"),
+        "experiment": run.state.get("experiment"),
+        "status": run.status,
+        "reason": run.state.get("reason"),
+        "created": run.state.get("created"),
+        "ended": run.state.get("ended"),
+        "attempt": run.attempt,
+        "resumed": _resumed(run),
+        "step": state.step,
+        "steps": state.steps,
+        "policy": run.state.get("policy"),
+        "commits": [
+            {
+                "step": one.step,
+                "attempt": one.attempt,
+                "policy": one.policy,
+                "state": one.state,
+                "groups": dict(Counter(one.groups.values())),
+            }
+            for one in history.commits
+        ],
+        "rewards": state.rewards,
+        "evaluation": run.state.get("evaluation", {}),
+        "parity": {
+            "steps": len(state.audits),
+            "max": max((most for most, _ in state.audits), default=None),
+        },
+        "episodes": finished.episodes if finished else None,
+        "sampled_tokens": finished.sampled_tokens if finished else None,
+        "skipped": dict(finished.skipped) if finished else None,
+        "calls": dict(Counter(one.state for one in shown.entries if one.entry == "call")),
+        "unknown_calls": _unknown(shown),
+        "borrows": dict(Counter(one.state for one in shown.entries if one.entry == "borrow")),
+        "held": run.held,
+        "quarantined": list(run.quarantined),
+        "resumable": None if left is None else asdict(left),
+    }
+
+
+def _finite(node: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(node, float) and not math.isfinite(node):
+        return None
+    if isinstance(node, Mapping):
+        return {key: _finite(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_finite(value) for value in node]
+    return node

@@ -1,0 +1,202 @@
+"""``mtrl trajectory RUN [GROUP[/MEMBER]]``: what was said and done, turn by turn.
+
+Everything that a model or an environment wrote is neutralised. On a terminal the parts are told
+apart by colour as the training mask tells them apart: what was **sampled** (trained) is green, a
+**prompt** dim, a **bridge** (tool results, the next turn's opener; not trained) cyan.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.display.lines import reasons
+from mtrl_cli.display.terminal import Screen, abilities
+from mtrl_cli.display.text import harmless, policy_name, reward, table
+from mtrl_cli.errors import UsageError
+from mtrl_cli.runs.registry import RunRecord, find_run
+from mtrl_cli.runs.trajectories import read_trajectories
+from mtrl_cli.training.reading import trajectory_files
+
+Record = dict[str, Any]
+Paint = Callable[[str, str], str]
+Decode = Callable[[Sequence[int]], str]
+
+_COLOURS = {"sampled": "32", "prompt": "2", "bridge": "36"}
+
+
+def show_trajectories(
+    asked: str, which: str | None, runs: Path, *, tokens: bool, as_json: bool
+) -> int:
+    """Print the trajectories of a group, of one of its members, or a list of groups; the exit
+    code.
+
+    Raises:
+        NoSuchRun: there is no such run, or several.
+        UsageError: the run has no such group or member, or no trajectories.
+    """
+    run = find_run(runs, asked)
+    group, member = _wanted(which)
+    files = trajectory_files(run.path)
+    if not files:
+        raise UsageError(f"{run.id} has no trajectories (see run.trajectories)")
+    found = [
+        (file, record)
+        for file in files
+        for record in read_trajectories(file)
+        if group in (None, record["group"]) and member in (None, record["member"])
+    ]
+    if not found:
+        raise UsageError(f"{run.id} has no trajectory {which}; mtrl trajectory {run.id} lists them")
+    screen = Screen(sys.stdout)
+    if as_json:
+        _print_json(screen, found, whole=group is not None)
+    elif group is None:
+        for line in table(list(_rows(found))):
+            screen.line(harmless(line))
+    else:
+        decode = _decoder(run)
+        paint = _paint if abilities().colour else _plain
+        for number, (file, record) in enumerate(found):
+            if number:
+                screen.line()
+            for line in _episode(file, record, paint, tokens=tokens, decode=decode):
+                screen.line(line)
+    return 0
+
+
+def _wanted(which: str | None) -> tuple[int | None, int | None]:
+    if which is None:
+        return None, None
+    group, slash, member = which.partition("/")
+    if not group.isdecimal() or (slash and not member.isdecimal()):
+        raise UsageError(f"{which!r} names no trajectory; write GROUP or GROUP/MEMBER, as 12/3")
+    return int(group), int(member) if slash else None
+
+
+def _print_json(screen: Screen, found: Sequence[tuple[Path, Record]], *, whole: bool) -> None:
+    """One object a line: the record as it is in the file, or without what is long."""
+    long = () if whole else ("tokens", "spans", "logprobs", "opening", "turns")
+    for file, record in found:
+        told = {key: value for key, value in record.items() if key not in long}
+        screen.line(json.dumps({"file": file.name, **told}, separators=(",", ":")))
+
+
+def _rows(found: Sequence[tuple[Path, Record]]) -> Iterator[list[str]]:
+    """One row a group."""
+    yield ["group", "step", "task", "n", "mean", "worst", "best", "tokens", "ends"]
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for file, record in found:
+        groups.setdefault((_step(file), record["group"]), []).append(record)
+    for (step, group), members in groups.items():
+        rewards = [one["reward"] for one in members if one["reward"] is not None]
+        yield [
+            str(group),
+            step,
+            harmless(members[0]["task"]["id"], 20),
+            str(len(members)),
+            reward(sum(rewards) / len(rewards) if rewards else None),
+            reward(min(rewards, default=None), 2),
+            reward(max(rewards, default=None), 2),
+            f"{sum(len(one['tokens']) for one in members):,}",
+            reasons(Counter(one["stop"] for one in members)),
+        ]
+
+
+def _step(file: Path) -> str:
+    """The step whose trajectories a file holds."""
+    number = file.name.removeprefix("step-").partition(".")[0]
+    return str(int(number)) if number.isdecimal() else "-"
+
+
+def _episode(
+    file: Path,
+    record: Record,
+    paint: Paint,
+    *,
+    tokens: bool,
+    decode: Decode | None,
+) -> Iterator[str]:
+    yield harmless(
+        f"{record['group']}/{record['member']}  step {_step(file)}  task {record['task']['id']}"
+        f"  policy {policy_name(record['policy'])}"
+    )
+    yield harmless(_outcome(record))
+    for message in record["opening"]:
+        role = harmless(str(message.get("role", "?")))
+        yield paint("prompt", f"{role:>9}  {_content(message)}")
+    sampled = [(start, end) for kind, start, end in record["spans"] if kind == "sampled"]
+    for number, turn in enumerate(record["turns"], 1):
+        yield ""
+        yield harmless(f"turn {number}, {turn['tokens']} tokens sampled")
+        said = turn["text"]
+        if decode is not None and number <= len(sampled):
+            start, end = sampled[number - 1]
+            said = decode(record["tokens"][start:end])  # with its tool calls, as it was sampled
+        yield paint("sampled", f"assistant  {harmless(said) or '(nothing beside the call)'}")
+        for call in turn["calls"]:
+            yield paint("sampled", f"     call  {harmless(str(call['name']))}")
+            marks = [f"reward {reward(call['reward'], 2)}"] if call["reward"] is not None else []
+            marks += [word for word in ("done", "error") if call[word]]
+            told = f" [{', '.join(marks)}]" if marks else ""
+            yield paint("bridge", f"     tool  {harmless(str(call['answer']))}{told}")
+    if tokens:
+        yield ""
+        yield from _tokens(record, paint, decode)
+
+
+def _outcome(record: Record) -> str:
+    """How it ended, and its tokens by what they are."""
+    counts = dict.fromkeys(_COLOURS, 0)
+    for kind, start, end in record["spans"]:
+        counts[kind] += end - start
+    counted = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+    logprobs = record["logprobs"]
+    told = [f"stop {record['stop']}", f"reward {reward(record['reward'])}", f"tokens: {counted}"]
+    if logprobs:
+        mean = sum(logprobs) / len(logprobs)
+        told.append(f"logprobs {min(logprobs):.3g} to {max(logprobs):.3g}, mean {mean:.3g}")
+    if record["refill"]:
+        told.append(f"refill {record['refill']}")
+    told += [f"{key}: {record[key]}" for key in ("failure", "refusal") if record[key]]
+    return "; ".join(told)
+
+
+def _content(message: Record) -> str:
+    content = message.get("content")
+    return harmless(content if isinstance(content, str) else json.dumps(content))
+
+
+def _tokens(record: Record, paint: Paint, decode: Decode | None) -> Iterator[str]:
+    """Every token: its place, id, text, and what it is; the sampled ones with their logprob."""
+    logprobs = iter(record["logprobs"])
+    yield f"{'place':>6} {'id':>7}  {'logprob':>9}  what      text"
+    for kind, start, end in record["spans"]:
+        for place in range(start, end):
+            token = record["tokens"][place]
+            logprob = f"{next(logprobs):.4f}" if kind == "sampled" else ""
+            text = harmless(repr(decode([token]))) if decode else ""
+            yield paint(kind, f"{place:>6} {token:>7}  {logprob:>9}  {kind:<8}  {text}".rstrip())
+
+
+def _decoder(run: RunRecord) -> Decode | None:
+    """The text of a token, where the run's tokenizer is to be had."""
+    from mtrl_cli.errors import MtrlError
+    from mtrl_cli.training.retelling import decoder_of
+
+    try:
+        return decoder_of(run.path)
+    except MtrlError as error:
+        reason = " ".join(str(error).split())
+        Screen(sys.stderr).line(harmless(f"tokens are shown without their text: {reason}"))
+        return None
+
+
+def _paint(kind: str, text: str) -> str:
+    return f"\x1b[{_COLOURS[kind]}m{text}\x1b[0m"
+
+
+def _plain(kind: str, text: str) -> str:
+    return text

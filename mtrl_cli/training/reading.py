@@ -1,0 +1,194 @@
+"""A run told again from its files, as the events that it told while it ran.
+
+Whoever shows a live run can show one that is over, or one of another process: the events are the
+same. Only what the files hold is told: steps by their commits that stand, evaluations by
+``run.json``; not single turns, and of a training run not single episodes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished
+from mtrl_cli.runs.commits import History, read_history
+from mtrl_cli.runs.files import read_records
+from mtrl_cli.runs.registry import RunRecord
+from mtrl_cli.runs.takeover import ANEW, beginning
+from mtrl_cli.runs.trajectories import read_trajectories
+from mtrl_cli.training.events import (
+    Comparison,
+    Evaluated,
+    Resumable,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+)
+from mtrl_cli.training.totals import Totals
+
+Told = tuple[float, object]
+"""When it happened, in Unix seconds, and the event."""
+
+
+def story(run: RunRecord) -> list[Told]:
+    """The events of ``run`` so far, in order; the last one is `RunFinished` once it is over.
+
+    Raises:
+        MtrlError: its commits are damaged.
+    """
+    state, created = run.state, float(run.state.get("created") or 0.0)
+    history = read_history(run.path / "commits.jsonl")
+    metrics = _metrics(run.path)
+    told: list[Told] = [(created, _started(run))]
+    evaluation = evaluations(state)
+    if "before" in evaluation:
+        told.append((created, evaluation["before"]))
+    for commit in history.commits[1:]:
+        figures = metrics.get((commit.step, commit.attempt), {})
+        when = float(figures.pop("time", created))
+        steps = int(state.get("steps") or 0)
+        told.append((when, StepFinished(commit.step, steps, commit.policy, figures)))
+    if state.get("kind") == "rollout":
+        told += ((created, event) for event in _played(run.path))
+    if run.status == "running":
+        return told
+    ended = float(state.get("ended") or created)
+    told += ((ended, result) for label, result in evaluation.items() if label != "before")
+    told.append((ended, _finished(run, history, evaluation)))
+    return told
+
+
+def evaluations(state: Mapping[str, Any]) -> dict[str, Evaluated]:
+    """What ``run.json`` records of evaluations, by label."""
+    recorded = state.get("evaluation")
+    found = {}
+    for label, figures in recorded.items() if isinstance(recorded, dict) else ():
+        if isinstance(figures, dict):
+            versus = figures.get("versus")
+            known = _known(Evaluated, figures)
+            known["versus"] = Comparison(**_known(Comparison, versus)) if versus else None
+            found[str(label)] = Evaluated(**known)
+    return found
+
+
+def resumable(run: RunRecord, history: History) -> Resumable | None:
+    """What a training run that has not finished can be resumed from."""
+    if run.state.get("kind") != "train" or run.status in ("finished", "running"):
+        return None
+    if history.last is None:
+        return None
+    stands = beginning(history).last
+    return Resumable(history.last.step, ANEW if stands is None else stands.step)
+
+
+def in_flight(path: Path) -> list[GroupStarted]:
+    """The groups of a training run that were admitted and are not consumed, oldest first."""
+    size = _group_size(path)
+    groups: dict[int, GroupStarted] = {}
+    for line in read_records(path / "groups.jsonl"):
+        group = int(line["group"])
+        groups.pop(group, None)
+        if line["state"] == "admitted":
+            policy, step = str(line["policy"]), int(line["policy_step"])
+            groups[group] = GroupStarted(group, str(line["task"]), size, policy, step)
+    return list(groups.values())
+
+
+def trajectory_files(path: Path) -> list[Path]:
+    """The files of trajectories that count, in the order of the steps."""
+    return sorted((path / "trajectories").glob("*.jsonl.gz"))
+
+
+def _started(run: RunRecord) -> RunStarted:
+    state = run.state
+    references = state.get("references")
+    return RunStarted(
+        run=run.id,
+        folder=str(run.path),
+        experiment=str(state.get("experiment", "?")),
+        steps=int(state.get("steps") or 0),
+        server="",
+        references=references if isinstance(references, dict) else {},
+    )
+
+
+def _finished(run: RunRecord, history: History, evaluation: Mapping[str, Evaluated]) -> RunFinished:
+    state = run.state
+    totals = Totals.of(history, read_records(run.path / "metrics.jsonl"))
+    if state.get("kind") != "train":
+        for record in _trajectories(run.path):
+            totals.episodes += record["failure"] is None
+            totals.sampled_tokens += len(record["logprobs"])
+    return RunFinished(
+        run=run.id,
+        folder=str(run.path),
+        status=run.status,
+        reason=state.get("reason"),
+        steps=totals.steps,
+        episodes=totals.episodes,
+        sampled_tokens=totals.sampled_tokens,
+        policy=state.get("policy"),
+        before=evaluation.get("before") or evaluation.get("rival"),
+        after=evaluation.get("after"),
+        skipped=dict(totals.skipped),
+        quarantined=run.quarantined,
+        evaluated=evaluation.get("eval"),
+        resumable=resumable(run, history),
+    )
+
+
+def _metrics(path: Path) -> dict[tuple[Any, Any], dict[str, Any]]:
+    """The figures of each step and attempt."""
+    found: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for line in read_records(path / "metrics.jsonl"):
+        step, attempt = line.pop("step", None), line.pop("attempt", None)
+        found.setdefault((step, attempt), {}).update(line)
+    return found
+
+
+def _played(path: Path) -> Iterator[object]:
+    """The groups of a rollout."""
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for record in _trajectories(path):
+        groups.setdefault(int(record["group"]), []).append(record)
+    states = {line["group"]: line["state"] for line in read_records(path / "groups.jsonl")}
+    for group, members in groups.items():
+        first = members[0]
+        rewards = [one["reward"] for one in members if one["reward"] is not None]
+        yield GroupStarted(
+            group, first["task"]["id"], len(members), first["policy"], int(first["policy_step"])
+        )
+        for one in members:
+            yield MemberFinished(
+                group,
+                int(one["member"]),
+                str(one["stop"]),
+                one["reward"],
+                len(one["turns"]),
+                len(one["tokens"]),
+                0,
+                one["failure"],
+            )
+        mean = sum(rewards) / len(rewards) if rewards else None
+        yield GroupFinished(group, mean, str(states.get(group, "complete")))
+
+
+def _trajectories(path: Path) -> Iterator[dict[str, Any]]:
+    for file in trajectory_files(path):
+        yield from read_trajectories(file)
+
+
+def _group_size(path: Path) -> int:
+    """As the run's configuration has it; 1 where that cannot be told."""
+    from mtrl_cli.config.compose import compose
+    from mtrl_cli.errors import MtrlError
+
+    try:
+        return int(compose(str(path / "config.yaml")).container["group"]["size"])
+    except (MtrlError, LookupError, TypeError, ValueError):
+        return 1
+
+
+def _known(kind: type[Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in figures.items() if name in names}

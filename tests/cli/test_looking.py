@@ -1,0 +1,173 @@
+"""`mtrl show`, `watch` and `trajectory` on the files of a real run."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from mtrl_cli.runs.trajectories import read_trajectories
+from tests.cli.processes import command, environment, mtrl, on_terminal
+from tests.cli.world import World
+
+
+def test_show_says_what_the_run_said_at_its_end(trained: World) -> None:
+    done = trained.mtrl("show", trained.first)
+    assert done.returncode == 0, done.stderr
+    for line in trained.told.splitlines():
+        if line.startswith(("reward ", "paired ", "episodes ", "skipped ", "audit ", "policy ")):
+            assert line in done.stdout
+    assert f"publish    mtrl publish {trained.first} --name NAME" in done.stdout
+    assert "training calls: done " in done.stdout
+
+
+def test_show_in_json_agrees_with_the_files(trained: World) -> None:
+    facts = json.loads(trained.mtrl("show", trained.first, "--json").stdout)
+    commits = trained.commits(trained.first)
+    assert [one["step"] for one in facts["commits"]] == [one["step"] for one in commits]
+    assert facts["policy"] == commits[-1]["policy"]
+    lines = (trained.run(trained.first) / "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    assert facts["rewards"] == [one["reward"] for one in metrics if "reward" in one]
+    assert facts["parity"]["max"] == max(one.get("parity_max", 0.0) for one in metrics)
+    assert (facts["status"], facts["unknown_calls"], facts["quarantined"]) == ("finished", [], [])
+    assert facts["resumable"] is None
+
+
+def test_show_tells_what_a_dead_run_left(trained: World, tmp_path: Path) -> None:
+    """A copy of the run whose process died within a step, after its first commits."""
+    run = shutil.copytree(trained.run(trained.first), tmp_path / "runs" / trained.first)
+    state = json.loads((run / "run.json").read_text())
+    state.update(status="running", ended=None, pid=2**22 - 1, evaluation={})
+    state["borrows"]["quarantined"] = ["sandbox sb-1: e2b sandbox kill sb-1"]
+    (run / "run.json").write_text(json.dumps(state))
+    with (run / "ledger.jsonl").open("a") as ledger:
+        intent = {"entry": "call", "key": "a1/99", "state": "intent", "time": 1.0}
+        ledger.write(json.dumps({**intent, "kind": "optim_step"}) + "\n")
+    done = mtrl("show", "last", cwd=tmp_path)
+    assert f"{trained.first}  train" in done.stdout
+    assert "  lost, begun" in done.stdout
+    assert "UNKNOWN    a1/99: it may have been executed; it is not sent again" in done.stdout
+    assert f"mtrl cancel {trained.first}" in done.stdout
+    assert f"mtrl train --resume {trained.first}" in done.stdout
+    assert "QUARANTINE 1 could not be returned" in done.stdout
+    facts = json.loads(mtrl("show", "last", "--json", cwd=tmp_path).stdout)
+    assert facts["unknown_calls"] == ["a1/99"]
+    assert facts["resumable"]["committed"] == trained.commits(trained.first)[-1]["step"]
+
+
+@pytest.mark.parametrize("name", ["show", "watch", "trajectory"])
+def test_no_such_run(tmp_path: Path, name: str) -> None:
+    done = mtrl(name, "nothing", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no run 'nothing'" in done.stderr
+
+
+def test_trajectories_are_listed_by_group(trained: World) -> None:
+    out = trained.mtrl("trajectory", trained.first).stdout
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert head[:3] == ["group", "step", "task"]
+    consumed = [group for one in trained.commits(trained.first) for group in one["groups"]]
+    assert sorted(row[0] for row in rows) == sorted(consumed)
+
+
+def test_a_trajectory_turn_by_turn(trained: World) -> None:
+    file = trained.run(trained.first) / "trajectories" / "step-000001.jsonl.gz"
+    record = next(read_trajectories(file))
+    which = f"{record['group']}/{record['member']}"
+    done = trained.mtrl("trajectory", trained.first, which, "--tokens")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert f"stop {record['stop']}; reward {record['reward']:.3f}" in done.stdout
+    for turn in record["turns"]:
+        assert all(call["answer"] in done.stdout for call in turn["calls"])
+    rows = done.stdout[done.stdout.index(" place ") :].splitlines()[1:]
+    assert [int(row.split()[1]) for row in rows] == record["tokens"]
+    sampled = [row.split() for row in rows if " sampled " in row]
+    assert [float(row[2]) for row in sampled] == pytest.approx(record["logprobs"], abs=1e-4)
+    raw = json.loads(trained.mtrl("trajectory", trained.first, which, "--json").stdout)
+    assert raw == {"file": file.name, **record}
+
+
+def test_the_mask_is_coloured_on_a_terminal(trained: World) -> None:
+    for extra, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        environ = environment(MTRL_HOME=str(trained.home), **extra)
+        code, out = on_terminal(
+            command("trajectory", trained.first, "0/0"), cwd=trained.folder, environ=environ
+        )
+        assert code == 0
+        assert ("\x1b[32m" in out and "\x1b[36m" in out and "\x1b[2m" in out) == coloured
+        assert ("\x1b" in out) == coloured
+
+
+def test_what_a_model_wrote_is_neutralised(trained: World, tmp_path: Path) -> None:
+    run = shutil.copytree(trained.run(trained.first), tmp_path / "runs" / trained.first)
+    (run / "config.yaml").unlink()  # its tokenizer is not to be had, so texts are shown
+    file = run / "trajectories" / "step-000001.jsonl.gz"
+    records = list(read_trajectories(file))
+    hostile = "\x1b]0;owned\x07\x1b[2J\u202e\x00\nnext"
+    records[0]["turns"][0]["text"] = records[0]["opening"][0]["content"] = hostile
+    records[0]["opening"][0]["role"] = records[0]["task"]["id"] = hostile
+    records[0]["turns"][0]["calls"] = [
+        {"name": hostile, "answer": hostile, "reward": 0.0, "done": True, "error": True}
+    ]
+    with gzip.open(file, "wt", encoding="utf-8") as out:
+        out.writelines(json.dumps(record) + "\n" for record in records)
+    for arguments in ((), (str(records[0]["group"]),), (str(records[0]["group"]), "--tokens")):
+        done = mtrl("trajectory", "last", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert not set("\x1b\x07\u202e\x00") & set(done.stdout)
+    assert "\\x1b]0;owned" in done.stdout
+    assert "without their text" in done.stderr
+
+
+def test_a_trajectory_that_is_not_there(trained: World) -> None:
+    done = trained.mtrl("trajectory", trained.first, "0/999")
+    assert done.returncode == 2
+    assert "has no trajectory 0/999" in done.stderr
+    assert trained.mtrl("trajectory", trained.first, "x").returncode == 2
+
+
+def test_a_run_is_watched_until_it_ends_and_is_left_alone(trained: World, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    running = subprocess.Popen(
+        command("rollout", "--groups", "400", "run.concurrency=4"),
+        cwd=world.folder,
+        env=environment(MTRL_HOME=str(trained.home)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("runs/latest/live.json")):
+            assert time.monotonic() < deadline, running.communicate()
+            time.sleep(0.1)
+        code, screen = on_terminal(
+            command("watch", "last"),
+            cwd=world.folder,
+            environ=environment(),
+            size=(30, 140),
+            keys=[(3.0, b"\x03")],
+        )
+        assert code == 130
+        assert "mtrl watch rollout blackjack" in screen
+        assert "Ctrl-C: stop watching; the run goes on" in screen
+        assert "no longer watching" in screen
+        assert "\x1b[?25h" in screen[screen.rindex("\x1b[?25l") :]
+        assert running.poll() is None
+        latest = tmp_path / "runs" / "latest"
+        before = {file.name for file in latest.iterdir()}
+        running.terminate()
+        watched = mtrl("watch", "last", cwd=world.folder)
+        assert watched.returncode == 0
+        assert "cancelled" in watched.stdout
+        assert running.wait(timeout=60) == 143
+        after = {file.name for file in latest.iterdir()}
+        assert before - after <= {"live.json", "live.json.tmp"}
+    finally:
+        running.kill()
+        running.communicate()

@@ -1,0 +1,106 @@
+"""The live screen on a terminal that is resized and suspended, driven in tmux.
+
+Skipped where tmux is missing (apt-get install tmux).
+"""
+
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import ROOT, command
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+
+class Tmux:
+    """One window with a shell, on a server of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = str(folder / "socket")
+        shell = "env -i PATH=/usr/bin:/bin TERM=screen-256color LANG=C.UTF-8 PS1='$ ' sh -i"
+        self("new-session", "-d", "-x", "100", "-y", "24", "-c", str(folder), shell)
+
+    def __call__(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["tmux", "-f", "/dev/null", "-S", self._socket, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        return done.stdout
+
+    def type(self, *keys: str) -> None:
+        self("send-keys", *keys)
+
+    @property
+    def screen(self) -> list[str]:
+        return [line.rstrip() for line in self("capture-pane", "-p").splitlines()]
+
+    @property
+    def cursor(self) -> bool:
+        """Whether the cursor is shown."""
+        return self("display-message", "-p", "#{cursor_flag}").strip() == "1"
+
+    def until(self, what: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not what():
+            assert time.monotonic() < deadline, "\n".join(self.screen)
+            time.sleep(0.1)
+
+    def shows(self, text: str) -> Callable[[], bool]:
+        return lambda: any(text in line for line in self.screen)
+
+
+@pytest.fixture
+def tmux(tmp_path: Path) -> Iterator[Tmux]:
+    terminal = Tmux(tmp_path)
+    yield terminal
+    terminal("kill-server")
+
+
+def start(tmux: Tmux, kind: str) -> None:
+    told = " ".join(map(shlex.quote, command("train", fake=True)))
+    tmux.type(f"PYTHONPATH={ROOT} FAKE_RUN={kind} {told}", "Enter")
+    tmux.until(tmux.shows("Ctrl-C: let issued work"))
+
+
+def test_resize_and_suspension_leave_the_terminal_sane(tmux: Tmux) -> None:
+
+    start(tmux, "stop")
+    assert not tmux.cursor
+
+    tmux("resize-window", "-x", "70", "-y", "20")
+    tmux.until(lambda: sum("mtrl train blackjack" in line for line in tmux.screen) >= 1)
+    time.sleep(1)
+    assert max(map(len, tmux.screen)) <= 70
+    tmux("resize-window", "-x", "140", "-y", "30")
+    tmux.until(lambda: any("turns" in line and "note" in line for line in tmux.screen))
+
+    tmux.type("C-z")
+    tmux.until(tmux.shows("Stopped"))
+    assert tmux.cursor
+    tmux.type("echo still-$((40 + 2))", "Enter")
+    tmux.until(tmux.shows("still-42"))
+
+    tmux.type("fg", "Enter")
+    tmux.until(lambda: not tmux.cursor)
+    tmux.type("C-c")
+    tmux.until(tmux.shows("STOPPING (Ctrl-C)"))
+    tmux.type("C-c")
+    tmux.until(tmux.shows("cancelled: blackjack"))
+    tmux.until(lambda: tmux.cursor)
+    tmux.type("stty -a | tr ' ;' '\\n\\n' | grep -x -e -echo -e echo -e icanon; :", "Enter")
+    tmux.until(lambda: "icanon" in last_words(tmux.screen))
+    assert "echo" in last_words(tmux.screen)
+    assert "-echo" not in last_words(tmux.screen)
+
+
+def last_words(screen: list[str]) -> list[str]:
+    """The words that lines end in."""
+    return [line.split()[-1] for line in screen if line]
