@@ -40,9 +40,9 @@ from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate, first_failure
 from mtrl_cli.training.events import PhaseStarted, StepFinished
-from mtrl_cli.training.games import Evaluations, evaluation_metrics
+from mtrl_cli.training.games import Evaluations, evaluation_metrics, pass_rule
 from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
-from mtrl_cli.training.metrics import rollout_metrics, training_metrics
+from mtrl_cli.training.metrics import outcome_metrics, rollout_metrics, training_metrics
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.reference import reference_logprobs
@@ -82,6 +82,7 @@ class TrainingLoop:
         self._plan = plan
         self._rollout = rollout
         self._task = task
+        self._passed = pass_rule(task)
         self._service = service
         self._operations = operations
         self._folder = folder
@@ -118,6 +119,7 @@ class TrainingLoop:
                 batch = build_batch(kept, plan.advantage, penalty, plan.weighting)
 
                 figures = rollout_metrics(groups, kept, policy.step) | self._kl_figures(step, batch)
+                figures |= outcome_metrics(groups, self._passed)
                 if batch.data:
                     self._observer(PhaseStarted("training", step))
                     result, replay = await self._forward_backward(policy, batch)

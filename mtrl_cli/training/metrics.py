@@ -8,6 +8,7 @@ from mtrl_cli.rollout.group import Group
 from mtrl_cli.training.accumulation import Accumulated
 from mtrl_cli.training.batch import Batch
 from mtrl_cli.training.evaluation import invalid_share
+from mtrl_cli.training.games import PassRule
 from mtrl_cli.training.groups import TrainingBatch
 
 
@@ -46,6 +47,21 @@ def rollout_metrics(
         total = sum(sum(member.tokens.sampled_logprobs) for member in members)
         figures["entropy"] = -total / sampled
     return figures
+
+
+def outcome_metrics(groups: Sequence[Group], passed: PassRule) -> dict[str, float]:
+    """How the episodes of a step came out: the share that passed, by the task's own rule, and the
+    mean over groups of the rewards' standard deviation within a group."""
+    rewards = [
+        [member.reward for member in group.members if member.reward is not None] for group in groups
+    ]
+    every = [value for group in rewards for value in group]
+    if not every:
+        return {}
+    return {
+        "solved": float(np.mean([passed(value) for value in every])),
+        "group_std": float(np.mean([np.std(group) for group in rewards if group])),
+    }
 
 
 def training_metrics(

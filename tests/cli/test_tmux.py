@@ -92,6 +92,7 @@ def test_resize_and_suspension_leave_the_terminal_sane(tmux: Tmux) -> None:
     tmux.until(lambda: not tmux.cursor)
     tmux.type("C-c")
     tmux.until(tmux.shows("STOPPING (Ctrl-C)"))
+    time.sleep(0.5)  # two within 0.2 s count as one
     tmux.type("C-c")
     tmux.until(tmux.shows("cancelled: blackjack"))
     tmux.until(lambda: tmux.cursor)
