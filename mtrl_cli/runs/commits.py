@@ -103,6 +103,13 @@ def read_history(path: Path) -> History:
         raise MtrlError(f"{path} is damaged: {error or type(error).__name__}") from error
 
 
+def published(path: Path) -> frozenset[str]:
+    """The URI of every policy that was ever committed, also where a rollback voided it."""
+    return frozenset(
+        str(record["policy"]) for record in read_records(path) if record["kind"] == "commit"
+    )
+
+
 def standing(records: Iterable[Mapping[str, Any]]) -> History:
     """Fold the records of a run into the commits that stand.
 

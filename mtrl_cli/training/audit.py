@@ -10,6 +10,10 @@ has no others the server is asked for the logprobs of a few trajectories, twice:
 that sampled them, which must be what came with the samples, and under the newest, which must be
 the trainer's.
 
+The first step of a resumed attempt also asks for the logprobs of a few of its samples under the
+policy that was committed, by its old name: a state that was loaded must be that policy, and no
+comparison within the new attempt can tell.
+
 A difference above a warning threshold is told once; one above a stop threshold raises
 `AuditError`, and the step is not taken. So do logprobs of exactly 0 for tokens that are far from
 certain, which a mean over certain tokens can hide.
@@ -25,7 +29,9 @@ from numpy.typing import NDArray
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.policy import PolicySnapshot
+from mtrl_cli.rollout.settle import original
 from mtrl_cli.rollout.trajectory import Trajectory
+from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import LossSpec, TrainingService
 from mtrl_cli.training.batch import Batch, sampled_positions
 from mtrl_cli.training.events import Notice
@@ -82,6 +88,15 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class Committed:
+    """What the server computed of the trajectories at ``places`` of a batch under the policy that
+    the attempt goes on from, by the name that it was committed under."""
+
+    places: Sequence[int]
+    logprobs: Sequence[NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Comparison:
     """``differ`` says of the pairs what is wrong where they differ."""
 
@@ -101,15 +116,23 @@ class Audit:
         loss: whose clipping is counted.
         service: asked for an older policy's logprobs.
         observer: hears the warning.
+        committed: URI of the policy that the attempt goes on from, as an earlier attempt
+            committed it; None in a first attempt.
     """
 
     def __init__(
-        self, rules: AuditRules, loss: LossSpec, service: TrainingService, observer: Observer
+        self,
+        rules: AuditRules,
+        loss: LossSpec,
+        service: TrainingService,
+        observer: Observer,
+        committed: str | None = None,
     ) -> None:
         self._rules = rules
         self._loss = loss
         self._service = service
         self._observer = observer
+        self._committed = committed
         self._steps = 0
         self._told: set[str] = set()
 
@@ -119,20 +142,21 @@ class Audit:
         every = self._rules.every
         return self._steps == 0 or (every > 0 and self._steps % every == 0)
 
-    async def replay(self, policy: PolicySnapshot, batch: Batch) -> Replay | None:
+    async def replay(self, policy: PolicySnapshot, batch: Batch) -> Replay | Committed | None:
         """Ask the server about a few trajectories, where no other comparison is to be had.
 
-        None where the step has groups of the policy in training, or the server cannot say. To be
-        run beside forward/backward: it takes as long as a sample.
+        None where the step has groups of the policy in training, but in the first step of a
+        resume, or the server cannot say. To be run beside forward/backward: it takes as long as
+        a sample.
         """
         able = self._service.capabilities
-        if not self.due or any(_fresh(trajectory, policy) for trajectory in batch.trajectories):
-            return None
-        if not able.policy_logprobs or able.snapshots != "immutable":
+        if not self.due or not able.policy_logprobs or able.snapshots != "immutable":
             return None
         count = min(REPLAYED, len(batch.data))
         places = [round(place) for place in np.linspace(0, len(batch.data) - 1, count)]
         chosen = [batch.trajectories[place] for place in places]
+        if any(_fresh(trajectory, policy) for trajectory in batch.trajectories):
+            return await self._under_committed(places, chosen)
         by_policy: dict[str, list[int]] = {}
         for place, trajectory in zip(places, chosen, strict=True):
             by_policy.setdefault(trajectory.admission.group.policy, []).append(place)
@@ -151,13 +175,29 @@ class Audit:
         }
         return Replay(places, [own[place] for place in places], newest.result())
 
+    async def _under_committed(
+        self, places: Sequence[int], chosen: Sequence[Trajectory]
+    ) -> Committed | None:
+        """Only in the first step of a resume: all its samples are of the policy loaded."""
+        if self._committed is None or self._steps > 0:
+            return None
+        try:
+            logprobs = await policy_logprobs(self._service, self._committed, chosen)
+        except BaseExceptionGroup as group:
+            if not isinstance(error := original(group), ServerError):
+                raise
+            why = " ".join(str(error).split())
+            self._tell("committed", f"audit: {_LOADED_UNCHECKED}: {why}")
+            return None
+        return Committed(places, logprobs)
+
     async def check(
         self,
         step: int,
         policy: PolicySnapshot,
         batch: Batch,
         logprobs: Sequence[NDArray[np.float32]],
-        replay: Replay | None = None,
+        replay: Replay | Committed | None = None,
     ) -> Mapping[str, float]:
         """The figures of a step that is about to be taken; none where it is not audited.
 
@@ -213,7 +253,10 @@ class Audit:
 
 
 def _comparisons(
-    policy: PolicySnapshot, batch: Batch, pairs: Sequence[Pair], replay: Replay | None
+    policy: PolicySnapshot,
+    batch: Batch,
+    pairs: Sequence[Pair],
+    replay: Replay | Committed | None,
 ) -> list[_Comparison]:
     """What must be equal; ``pairs`` holds the sampler's logprobs and the trainer's."""
     fresh = [
@@ -221,11 +264,19 @@ def _comparisons(
         for pair, trajectory in zip(pairs, batch.trajectories, strict=True)
         if _fresh(trajectory, policy)
     ]
-    if fresh:
-        return [_Comparison("the sampler's logprobs are not the trainer's", fresh)]
+    compared = [_Comparison("the sampler's logprobs are not the trainer's", fresh)] if fresh else []
     if replay is None:
-        return []
+        return compared
     chosen = [pairs[place] for place in replay.places]
+    if isinstance(replay, Committed):
+        resumed = [
+            Pair(pair.positions, pair.sampled, again.astype(np.float64))
+            for pair, again in zip(chosen, replay.logprobs, strict=True)
+        ]
+        return [
+            *compared,
+            _Comparison("the state that was loaded is not the policy that was committed", resumed),
+        ]
     return [
         _Comparison(
             "logprobs that came with the samples are not those of the policy that they name",
@@ -244,6 +295,7 @@ def _comparisons(
     ]
 
 
+_LOADED_UNCHECKED = "whether the loaded state is the policy that was committed was not checked"
 _NOTHING_TO_COMPARE = (
     "audit: this server keeps no older policy to compare with, and with train.max_policy_lag a "
     "step may have no group of the newest; only the importance ratio is reported then"

@@ -15,6 +15,7 @@ snapshot is kept.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -34,7 +35,7 @@ from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.accumulation import Accumulated, accumulate
-from mtrl_cli.training.audit import Audit, Replay
+from mtrl_cli.training.audit import Audit, Committed, Replay
 from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
@@ -89,7 +90,6 @@ class TrainingLoop:
         self._observer = observer
         self._stop = stop
         self._totals = totals
-        self._audit = Audit(plan.audit, plan.loss, service, observer)
         self.committed: PolicySnapshot | None = None
         """The policy of the last commit."""
         self._open_groups: set[int] = set()
@@ -103,6 +103,7 @@ class TrainingLoop:
                 could be played.
         """
         plan, operations, policy = self._plan, self._operations, start.policy
+        audit = Audit(plan.audit, plan.loss, self._service, self._observer, start.committed)
         snapshots = self._service.capabilities.snapshots
         async with self._admitting(), self._driver(start) as driver:
             for step in range(start.step, plan.steps):
@@ -122,10 +123,8 @@ class TrainingLoop:
                 figures |= outcome_metrics(groups, self._passed)
                 if batch.data:
                     self._observer(PhaseStarted("training", step))
-                    result, replay = await self._forward_backward(policy, batch)
-                    figures |= await self._audit.check(
-                        step + 1, policy, batch, result.logprobs, replay
-                    )
+                    result, replay = await self._forward_backward(audit, policy, batch)
+                    figures |= await audit.check(step + 1, policy, batch, result.logprobs, replay)
                     if snapshots == "live":
                         await driver.quiesce()
                     optimizer = await operations.optim_step(plan.adam(step))
@@ -215,13 +214,13 @@ class TrainingLoop:
         return KlPenalty(coefficient, reference)
 
     async def _forward_backward(
-        self, policy: PolicySnapshot, batch: Batch
-    ) -> tuple[Accumulated, Replay | None]:
+        self, audit: Audit, policy: PolicySnapshot, batch: Batch
+    ) -> tuple[Accumulated, Replay | Committed | None]:
         """Accumulate the batch's gradients, in as many calls as it takes; what the audit has to
         ask the server for is asked meanwhile."""
         plan, reduction = self._plan, self._service.capabilities.loss_reduction
         async with asyncio.TaskGroup() as tasks:
-            replay = tasks.create_task(self._audit.replay(policy, batch))
+            replay = tasks.create_task(audit.replay(policy, batch))
             result = await accumulate(
                 self._operations, batch, plan.loss, reduction, plan.max_tokens_per_call
             )
@@ -260,7 +259,9 @@ class TrainingLoop:
 
     def _record_metrics(self, step: int, figures: Mapping[str, float]) -> None:
         told = {"step": step, "attempt": self._folder.attempt, "time": round(time.time(), 3)}
-        self._folder.metrics.append({**told, **figures})
+        # A figure that is no number, such as a server has not measured, has no place in JSON.
+        known = {name: value for name, value in figures.items() if math.isfinite(value)}
+        self._folder.metrics.append({**told, **known})
 
     def _report(
         self,

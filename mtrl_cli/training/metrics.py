@@ -10,6 +10,7 @@ from mtrl_cli.training.batch import Batch
 from mtrl_cli.training.evaluation import invalid_share
 from mtrl_cli.training.games import PassRule
 from mtrl_cli.training.groups import TrainingBatch
+from mtrl_cli.training.statistics import mean_of
 
 
 def rollout_metrics(
@@ -41,8 +42,10 @@ def rollout_metrics(
         figures["staleness"], figures["staleness_max"] = float(np.mean(lags)), float(max(lags))
     figures |= {f"skipped/{reason}": float(count) for reason, count in kept.skipped.items()}
     if rewards:
-        figures["reward"] = float(np.mean(rewards))
-        figures["reward_se"] = float(np.std(rewards) / np.sqrt(len(rewards)))
+        mean = mean_of(rewards)
+        figures["reward"] = mean.value
+        if mean.se is not None:
+            figures["reward_se"] = mean.se
     if sampled:
         total = sum(sum(member.tokens.sampled_logprobs) for member in members)
         figures["entropy"] = -total / sampled

@@ -19,7 +19,7 @@ up as ``unknown``, or a server that hangs could not be left.
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import numpy as np
@@ -46,6 +46,8 @@ PATIENCE = 8.0
 
 
 _SAVES = ("publish", "save_state")
+_TELLING = ("grad", "norm", "loss")
+"""In the names of figures that a usable optimizer step has finite."""
 _LOOKS = (0.0, 1.0, 2.0)
 """Seconds before each look at the server's checkpoints."""
 
@@ -57,7 +59,9 @@ class TrainingError(MtrlError):
 class Operations:
     """The training calls of one attempt, on one server-side model.
 
-    ``tell`` hears, in one line, how a call failed that nobody waited for any more.
+    Args:
+        taken: URIs that stand for policies of the run already.
+        tell: hears, in one line, how a call failed that nobody waited for any more.
     """
 
     def __init__(
@@ -67,12 +71,14 @@ class Operations:
         attempt: int,
         vocab: int,
         *,
+        taken: Iterable[str] = (),
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._service = service
         self._ledger = ledger
         self._attempt = attempt
         self._vocab = vocab
+        self._taken = set(taken)
         self._tell = tell
         self._one_at_a_time = asyncio.Lock()
         self._model: str | None = None
@@ -108,12 +114,29 @@ class Operations:
         return result
 
     async def optim_step(self, adam: AdamSpec) -> Mapping[str, float]:
-        """Step the optimizer on what was accumulated, and clear it."""
-        return await self._run(lambda seq: self._service.optim_step(self.model, seq, adam))
+        """Step the optimizer on what was accumulated, and clear it.
+
+        Raises:
+            TrainingError: a norm or a loss that the server tells of the step is not finite.
+        """
+        figures = await self._run(lambda seq: self._service.optim_step(self.model, seq, adam))
+        _check_figures(figures)
+        return figures
 
     async def publish(self, name: str) -> str:
-        """Fix the current weights as an immutable snapshot and return its URI."""
-        return await self._run(lambda seq: self._service.publish(self.model, seq, name))
+        """Fix the current weights as an immutable snapshot and return its URI.
+
+        Raises:
+            TrainingError: the URI stands for another policy of the run already.
+        """
+        uri = await self._run(lambda seq: self._service.publish(self.model, seq, name))
+        if uri in self._taken:
+            raise TrainingError(
+                f"the server calls the new snapshot {name} {uri}, which stands for an older policy "
+                "of this run: which weights it samples cannot be told; what is committed stands"
+            )
+        self._taken.add(uri)
+        return uri
 
     async def save_state(self, name: str) -> str:
         """Save weights and optimizer state for a resume, and return the URI."""
@@ -262,4 +285,20 @@ def _check_result(result: ForwardBackwardResult, data: Sequence[Datum]) -> None:
             raise TrainingError(
                 f"datum {index} has {len(datum.targets)} targets, the server returned "
                 f"{len(logprobs)} logprobs"
+            )
+        if not np.isfinite(logprobs[datum.advantages != 0]).all():
+            raise TrainingError(
+                f"datum {index}: the server's logprob of a trained token is not finite: the "
+                "gradients are not usable"
+            )
+
+
+def _check_figures(figures: Mapping[str, float]) -> None:
+    """A step with a gradient that is no number has made weights that are none; a figure that the
+    server has merely not measured says nothing."""
+    for name, value in figures.items():
+        if not math.isfinite(value) and any(word in name.lower() for word in _TELLING):
+            raise TrainingError(
+                f"the server's {name} of the optimizer step is {value}: its weights are not usable "
+                "and the step is not committed; what is committed stands"
             )

@@ -7,7 +7,7 @@ from mtrl_cli.assembly import Parts, check_experiment
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.settle import finish
-from mtrl_cli.runs.commits import History
+from mtrl_cli.runs.commits import History, published
 from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.reap import Reaped
@@ -92,6 +92,7 @@ async def _attempt(frame: Frame, history: History) -> RunFinished:
             folder.ledger,
             folder.attempt,
             parts.vocab,
+            taken=published(folder.path / "commits.jsonl"),
             tell=lambda text: frame.observer(Notice(text)),
         )
         async with frame.resources.scope("run") as scope:

@@ -32,6 +32,11 @@ class Start:
         """How many steps are behind us."""
         return self.history.last.step if self.history.last else 0
 
+    @property
+    def committed(self) -> str | None:
+        """The URI under which an earlier attempt committed `policy`; None in a first one."""
+        return self.history.last.policy if self.history.last else None
+
     def groups(self, total: int) -> Iterator[int]:
         """The group ids below ``total`` that no standing commit has consumed, in order."""
         consumed = self.history.consumed
