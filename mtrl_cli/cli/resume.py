@@ -19,11 +19,11 @@ from mtrl_cli.config.schema import Experiment
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import MtrlError, UsageError
-from mtrl_cli.runs.commits import History, read_history
+from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.ledger import unstepped
 from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord, find_run
-from mtrl_cli.runs.takeover import ANEW, NewConfig, beginning, refuse_live
+from mtrl_cli.runs.takeover import ANEW, NewConfig, beginning, refuse_live, whole_history
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
     _refuse_kind(run)
     before, now = _configurations(run, resume.asked)
     teller.redact = now.redact
-    history = read_history(run.path / "commits.jsonl")
+    history = whole_history(run)
     committed = history.last.step if history.last else 0
     changed = _accepted(run, differences(before, now, committed), resume.force)
     if shown.dry_run:

@@ -32,8 +32,9 @@ def _at_least(low: float) -> Bound:
     return Bound(lambda value: value >= low, f"at least {low:g}")
 
 
-def _between(low: int, high: int) -> Bound:
-    """Where a slip of the keyboard would fill the memory before anything else goes wrong."""
+def _between(low: float, high: float) -> Bound:
+    """Where a slip of the keyboard would fill the memory, or be refused by the server once the
+    first step is played."""
     return Bound(lambda value: low <= value <= high, f"from {low:,} to {high:,}")
 
 
@@ -63,10 +64,10 @@ BOUNDS: dict[str, Bound] = {
     "env.e2b.per_second": _above(0),
     "env.e2b.longest": _above(0),
     "env.e2b.settles": _at_least(0),
-    "task.unfinished_reward": _ANY,
+    "task.unfinished_reward": _between(-1_000_000, 1_000_000),
     "group.size": _between(1, 100_000),
     "group.per_step": _between(1, 100_000),
-    "group.temperature": _at_least(0),
+    "group.temperature": _between(0, 1_000),
     "group.top_k": _TOP_K,
     "group.top_p": _SHARE,
     "group.max_refills": _at_least(0),
@@ -77,17 +78,17 @@ BOUNDS: dict[str, Bound] = {
     "budget.deadline": _above(0),
     "train.steps": _at_least(1),
     "train.max_tokens_per_call": _at_least(0),
-    "train.learning_rate": _at_least(0),
+    "train.learning_rate": _between(0, 1_000_000),
     "train.warmup_steps": _at_least(0),
     "train.beta1": _DECAY,
     "train.beta2": _DECAY,
     "train.eps": _above(0),
-    "train.weight_decay": _at_least(0),
-    "train.grad_clip_norm": _at_least(0),
-    "train.kl": _at_least(0),
+    "train.weight_decay": _between(0, 1_000_000),
+    "train.grad_clip_norm": _between(0, 1_000_000),
+    "train.kl": _between(0, 1_000_000),
     "train.kl_end_step": _at_least(1),
-    "train.lora_rank": _at_least(1),
-    "train.lora_alpha": _above(0),
+    "train.lora_rank": _between(1, 4_096),
+    "train.lora_alpha": _between(0.001, 1_000_000),
     "train.max_policy_lag": _at_least(0),
     "train.checkpoint_every": _at_least(0),
     "audit.every": _at_least(0),

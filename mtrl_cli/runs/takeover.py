@@ -79,6 +79,27 @@ def refuse_live(path: Path) -> RunRecord:
     return run
 
 
+def whole_history(run: RunRecord) -> History:
+    """The commits of ``run`` that stand.
+
+    Raises:
+        MtrlError: they are damaged, or fewer than the run has told of: to begin before what is
+            lost would train groups again.
+    """
+    path = run.path / "commits.jsonl"
+    history = read_history(path)
+    last = history.last.step if history.last else 0
+    told = run.state.get("step", 0)
+    if isinstance(told, int) and told > last:
+        found = f"ends at step {last}" if history.last else "holds no commit"
+        raise MtrlError(
+            f"{path} {found}, but run.json tells of step {told}: the commits between are lost, and "
+            "their groups would be trained again; put the file back from a copy, or start another "
+            "run"
+        )
+    return history
+
+
 def beginning(history: History) -> History:
     """The commits that stand for an attempt that begins now."""
     last = history.last_with_state
@@ -103,7 +124,7 @@ def take_over(
     """
     with locked(path):
         run, reaped = settled(refuse_live(path), settle)
-        history = read_history(path / "commits.jsonl")
+        history = whole_history(run)
         stands = beginning(history)
         step = ANEW if stands.last is None else stands.last.step
         if config is not None:

@@ -82,6 +82,25 @@ def test_every_key_that_differs_is_named(tmp_path: Path) -> None:
     assert json.loads((folder / "run.json").read_text())["attempt"] == 1
 
 
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [(0, "holds no commit"), (3, "ends at step 2")],
+    ids=["all", "the last ones"],
+)
+def test_commits_that_are_lost_are_not_made_again(tmp_path: Path, kept: int, says: str) -> None:
+    folder = dead_run(tmp_path / "runs", config=BLACKJACK)
+    amend(folder, status="cancelled", step=4)
+    committed(folder, 4, state=2)
+    path = folder / "commits.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+    left = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    ended = mtrl("train", "--resume", "last", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    told = f"error: runs/{folder.name}/commits.jsonl {says}, but run.json tells of step 4"
+    assert ended.stderr.startswith(told)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == left
+
+
 def test_a_dry_run_says_where_it_would_begin(tmp_path: Path) -> None:
     folder = dead_run(tmp_path / "runs", config=BLACKJACK)
     committed(folder, 3, state=2)

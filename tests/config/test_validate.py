@@ -62,8 +62,8 @@ def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
         ("budget.turn_tokens", 0, "budget.turn_tokens is 0; allowed: at least 1"),
         ("budget.trajectory_tokens", 4096, "budget.trajectory_tokens is 4096; allowed: at most"),
         ("budget.turn_tokens", 2000, "budget.turn_tokens is 2000; allowed: at most budget."),
-        ("train.kl", -0.1, "train.kl is -0.1; allowed: at least 0"),
-        ("train.kl", float("inf"), "train.kl is inf, which is not finite; allowed: at least 0"),
+        ("train.kl", -0.1, "train.kl is -0.1; allowed: from 0 to 1,000,000"),
+        ("train.kl", float("inf"), "train.kl is inf, which is not finite; allowed: from 0"),
         (
             "train.max_tokens_per_call",
             500,
@@ -76,7 +76,9 @@ def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
             "train.loss_config.clip_low_threshold is 0.8; allowed: importance_sampling takes no "
             "parameter",
         ),
-        ("train.lora_rank", 0, "train.lora_rank is 0; allowed: at least 1"),
+        ("train.lora_rank", 0, "train.lora_rank is 0; allowed: from 1 to 4,096"),
+        ("train.learning_rate", 1e30, "train.learning_rate is 1e+30; allowed: from 0 to 1,000,000"),
+        ("train.lora_alpha", 1e300, "train.lora_alpha is 1e+300; allowed: from 0.001 to 1,000,000"),
         ("env.step_timeout", 0.0, "env.step_timeout is 0; allowed: above 0"),
         ("eval.games", -1, "eval.games is -1; allowed: from 0 to 1,000,000"),
         ("env.entrypoint", "nothing", "env.entrypoint is 'nothing'; allowed: module:Class"),
