@@ -241,11 +241,6 @@ class Task(Protocol):
         """The reward of an episode that ended without the environment's ``done``."""
         ...
 
-    @property
-    def references(self) -> Mapping[str, float]:
-        """Mean returns of known policies, drawn beside the learning curve."""
-        ...
-
     def sample(self, seed: int) -> TaskSample:
         """The task sample of a seed. The same seed gives the same sample, in every process."""
         ...

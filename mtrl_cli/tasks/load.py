@@ -68,7 +68,7 @@ def load_task(entrypoint: str, name: str, unfinished_reward: float, params: dict
         ) from error
     missing = [
         part
-        for part in ("name", "tools", "unfinished_reward", "references", "sample", "messages")
+        for part in ("name", "tools", "unfinished_reward", "sample", "messages")
         if not hasattr(task, part)
     ]
     if missing:
@@ -94,7 +94,7 @@ def _load_module(name: str, where: str) -> ModuleType:
                 f"{where}: there is no module {error.name!r}; install it, or {_FORM}"
             ) from error
         raise UsageError(f"{where}: it imports {error.name!r}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"{where}: importing it failed: {type(error).__name__}: {_line(error)}"
         ) from error

@@ -165,7 +165,9 @@ class Frame:
 
     def announce(self, parts: Parts, steps: int, step: int = 0) -> None:
         """Tell that the work begins: of ``steps`` steps, ``step`` are behind us."""
-        self.folder.update(steps=steps, references=dict(parts.task.references))
+        # Mean returns of known policies, drawn beside the learning curve; a task may have them.
+        references = dict(getattr(parts.task, "references", None) or {})
+        self.folder.update(steps=steps, references=references)
         self.observer(
             RunStarted(
                 run=self.folder.id,
@@ -174,7 +176,7 @@ class Frame:
                 steps=steps,
                 step=step,
                 server=parts.server,
-                references=parts.task.references,
+                references=references,
             )
         )
 

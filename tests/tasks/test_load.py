@@ -58,6 +58,7 @@ def test_what_cannot_be_loaded_is_said_in_one_line(entrypoint: str, message: str
     [
         ("def", "importing it failed: SyntaxError: "),
         ("import not_there_at_all", "it imports 'not_there_at_all', which is not installed"),
+        ("import sys\nsys.exit('usage: …')", "importing it failed: SystemExit: usage: …$"),
         ("raise ValueError('first\\nsecond')", "importing it failed: ValueError: first$"),
     ],
 )
@@ -82,3 +83,15 @@ def test_a_class_that_is_no_task(tmp_path: Path) -> None:
     text = "class A:\n    def __init__(self, name, unfinished_reward):\n        self.name = name\n"
     with pytest.raises(UsageError, match=r"lacks tools, unfinished_reward, .*custom-task\.md"):
         load_task(f"{write(tmp_path, text)}:A", "a", 0.0, {})
+
+
+def test_a_task_needs_no_known_returns(tmp_path: Path) -> None:
+    text = """
+class A:
+    tools = ()
+    def __init__(self, name, unfinished_reward):
+        self.name, self.unfinished_reward = name, unfinished_reward
+    def sample(self, seed): ...
+    def messages(self, sample, observation): ...
+"""
+    assert load_task(f"{write(tmp_path, text)}:A", "a", 0.0, {}).name == "a"
