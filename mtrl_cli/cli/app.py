@@ -11,6 +11,7 @@ from mtrl_cli.cli import looking
 from mtrl_cli.cli.config_commands import config
 from mtrl_cli.cli.failures import told_in_one_line
 from mtrl_cli.cli.help import ExperimentCommand
+from mtrl_cli.cli.outward import add_outward_commands
 from mtrl_cli.cli.options import (
     AsJson,
     ConfigDirs,
@@ -353,3 +354,6 @@ def publish(
             raise typer.Exit(show_policies(runs_dir, as_json=as_json))
         code = publish_run(run, step=step, name=name, export=export, runs=runs_dir, as_json=as_json)
         raise typer.Exit(code)
+
+
+add_outward_commands(app)

@@ -1,0 +1,41 @@
+"""The commands that carry a run outward: ``report``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtrl_cli.cli.failures import told_in_one_line
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+RunsDir = Annotated[
+    Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of the run folders (run.dir).")
+]
+
+
+def add_outward_commands(app: typer.Typer) -> None:
+    app.command()(report)
+
+
+def report(
+    run: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Runs: ids, prefixes or tails of them, or last."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to; RUN's report.html without it."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in a web browser.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """Write runs as one HTML file.
+
+    Learning curve, evaluations, time, groups, and a browser of trajectories; several runs are
+    compared. The file needs no network.
+    """
+    from mtrl_cli.cli.report import report_runs
+
+    with told_in_one_line(debug=debug):
+        raise typer.Exit(report_runs(run, runs_dir, out, show=show))

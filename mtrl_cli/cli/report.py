@@ -1,0 +1,49 @@
+"""``mtrl report``: runs as one HTML file."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import harmless
+from mtrl_cli.errors import UsageError
+from mtrl_cli.runs.registry import find_run
+
+
+def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: bool) -> int:
+    """Write the report of the runs that ``asked`` names; the exit code.
+
+    Without ``out`` it is ``report.html`` in the folder of the first run.
+
+    Raises:
+        NoSuchRun: one of them is not there.
+        UsageError: the file cannot be written.
+        MtrlError: a run's folder is damaged.
+    """
+    from mtrl_cli.report.facts import read_facts
+    from mtrl_cli.report.page import page
+
+    named = (find_run(runs, name) for name in asked)
+    found = list({record.id: record for record in named}.values())
+    path = out or found[0].path / "report.html"
+    text = page([read_facts(record) for record in found])
+    write_private(path, text)
+    Screen(sys.stdout).line(harmless(str(path)))
+    if show:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file for its owner alone: what it tells comes from a folder that is private too.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror}; write another path") from error

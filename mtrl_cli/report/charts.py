@@ -1,0 +1,144 @@
+"""Which charts a report has: the same ones for one run and for several over each other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mtrl_cli.report.facts import Line, RunFacts
+from mtrl_cli.report.svg import Chart, Point, Series
+
+SMOOTHED_FROM = 20
+"""Steps from which on a running mean is drawn over the single steps."""
+WINDOW = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart with its heading and what it shows."""
+
+    heading: str
+    note: str
+    chart: Chart
+
+
+def learning_curve(runs: Sequence[RunFacts]) -> Chart:
+    """Mean return of each step's episodes, evaluations as marks, the task's reference lines."""
+    series: list[Series] = []
+    for colour, run in enumerate(runs):
+        lines = [line for line in run.steps if "reward" in line]
+        points = [(float(line["step"]), float(line["reward"])) for line in lines]
+        spread = [float(line.get("reward_se", 0.0)) for line in lines]
+        smooth = len(points) >= SMOOTHED_FROM
+        if smooth:
+            series.append(Series(f"{run.id}: each step", points, colour, faint=True))
+            mean = running_mean(points, WINDOW)
+            series.append(Series(f"{run.id}: mean of {WINDOW} steps", mean, colour))
+        else:
+            series.append(Series(f"{run.id}: each step", points, colour, spread))
+        marks, reach = evaluation_points(run)
+        series.append(Series(f"{run.id}: evaluation", marks, colour, reach, marks=True))
+    shared = runs[0].references if all(r.references == runs[0].references for r in runs) else {}
+    return Chart("Mean return by step", series, tuple(shared.items()), large=True)
+
+
+def evaluation_points(run: RunFacts) -> tuple[list[Point], list[float]]:
+    """Evaluations before, during and after training: (step, mean), and their standard errors."""
+    found = [
+        (float(line["step"]), line["eval/mean"], line.get("eval/se")) for line in run.evaluations
+    ]
+    for label, step in (("before", 0.0), ("after", float(run.state.get("step", 0)))):
+        figures = run.evaluation(label)
+        if figures is not None:
+            found.append((step, figures["mean"], figures.get("se")))
+    found.sort(key=lambda item: item[0])
+    return [(step, float(mean)) for step, mean, _ in found], [se or 0.0 for _, _, se in found]
+
+
+def running_mean(points: Sequence[Point], window: int) -> list[Point]:
+    """The mean of each point and up to ``window`` - 1 before it."""
+    means = []
+    for index, (x, _) in enumerate(points):
+        last = [y for _, y in points[max(0, index - window + 1) : index + 1]]
+        means.append((x, sum(last) / len(last)))
+    return means
+
+
+def panels(runs: Sequence[RunFacts]) -> tuple[list[Panel], list[str]]:
+    """The small charts, and the headings of those that are zero throughout; what no run has a
+    figure for is left out."""
+    made = [
+        _panel(runs, heading, note, value, log=log, from_zero=zero)
+        for heading, note, value, log, zero in _PANELS
+    ]
+    drawn, zeros = [], []
+    for panel in made:
+        heights = [y for line in panel.chart.series for _, y in line.points]
+        if any(heights):
+            drawn.append(panel)
+        elif heights:
+            zeros.append(panel.heading)
+    return drawn, zeros
+
+
+def _panel(
+    runs: Sequence[RunFacts],
+    heading: str,
+    note: str,
+    value: Callable[[Line], float | None],
+    *,
+    log: bool,
+    from_zero: bool,
+) -> Panel:
+    series = [
+        Series(
+            run.id,
+            [(float(line["step"]), y) for line in run.steps if (y := value(line)) is not None],
+            colour,
+        )
+        for colour, run in enumerate(runs)
+    ]
+    return Panel(heading, note, Chart(heading, series, log=log, from_zero=from_zero))
+
+
+def _named(name: str) -> Callable[[Line], float | None]:
+    return lambda line: float(line[name]) if name in line else None
+
+
+def _per_episode(name: str) -> Callable[[Line], float | None]:
+    def share(line: Line) -> float | None:
+        return float(line[name]) / line["episodes"] if name in line and line["episodes"] else None
+
+    return share
+
+
+def wall(line: Line) -> float:
+    """Seconds of a step."""
+    return float(line.get("seconds_sampling", 0.0)) + float(line.get("seconds_training", 0.0))
+
+
+def _throughput(line: Line) -> float | None:
+    return float(line["tokens_sampled"]) / wall(line) if wall(line) else None
+
+
+_PANELS: tuple[tuple[str, str, Callable[[Line], float | None], bool, bool], ...] = (
+    ("KL to the initial policy", "nats a token", _named("kl"), False, True),
+    ("Entropy", "nats a token, of what was sampled", _named("entropy"), False, True),
+    ("Loss", "as the server sums it", _named("loss"), False, False),
+    (
+        "Gradient norm",
+        "before clipping, as the server says",
+        _named("server/grad_norm"),
+        False,
+        True,
+    ),
+    ("Learning rate", "as the server says", _named("server/learning_rate"), False, True),
+    ("Turns", "mean an episode", _named("turns"), False, True),
+    ("Tokens sampled", "mean an episode", _per_episode("tokens_sampled"), False, True),
+    ("Invalid calls", "share of turns", _named("invalid_calls"), False, True),
+    ("Cut by a budget", "share of episodes", _per_episode("truncated"), False, True),
+    ("Groups trained", "groups a step", _named("groups_trained"), False, True),
+    ("Parity", "largest difference of a logprob, nats", _named("parity_max"), True, False),
+    ("Off-policy", "effective sample size, share", _named("audit/ess"), False, True),
+    ("Staleness", "optimizer steps, mean of groups", _named("staleness"), False, True),
+    ("Throughput", "sampled tokens a second of the step", _throughput, False, True),
+    ("Step time", "seconds", lambda line: wall(line) or None, False, True),
+)

@@ -1,0 +1,207 @@
+"""Line charts and bars as inline SVG: coordinates are computed here, colours come from the page.
+
+A chart is drawn in a box of fixed size and scaled by the browser. Values that are not finite are
+left out; an empty chart is an empty string.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line. ``spread`` is the half height of a band around each point, or empty."""
+
+    name: str
+    points: Sequence[Point]
+    colour: int = 0
+    spread: Sequence[float] = ()
+    faint: bool = False
+    marks: bool = False
+    """Points with error bars in place of a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of series over the step; ``references`` are horizontal lines with a name."""
+
+    title: str
+    series: Sequence[Series]
+    references: Sequence[tuple[str, float]] = ()
+    log: bool = False
+    from_zero: bool = False
+    large: bool = False
+
+
+def number(value: float) -> str:
+    """A number in few characters: 0.043, 1,200, 2.5e−06."""
+    size = abs(value)
+    if value == 0:
+        told = "0"
+    elif size >= 1000:
+        told = f"{value:,.0f}"
+    elif size < 1e-3:
+        told = f"{value:.2g}"
+    else:
+        told = f"{value:.4g}" if size >= 1 else f"{value:.3f}".rstrip("0").rstrip(".")
+    return told.replace("-", "−")
+
+
+def draw(chart: Chart) -> str:
+    """The chart's SVG, with its title for screen readers."""
+    series = [_finite(line, chart.log) for line in chart.series]
+    series = [line for line in series if line.points]
+    if not series:
+        return ""
+    width, height = (760, 300) if chart.large else (340, 170)
+    right = 128 if chart.references else 14
+    box = _Box(54, 12, width - right, height - 30)
+    xs = [x for line in series for x, _ in line.points]
+    ys = list(_heights(series, chart))
+    log = chart.log and max(ys) >= 10 * min(ys)  # within a decade a logarithm only hides the ticks
+    scale = _Scale(box, min(xs), max(xs), min(ys), max(ys), log)
+    parts = [*_axes(scale), *_references(scale, chart.references, width)]
+    for line in series:
+        parts += _marks(scale, line) if line.marks else _line(scale, line)
+    title = escape(chart.title)
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{title}">'
+        f"<title>{title}</title>{''.join(parts)}</svg>"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class _Scale:
+    """From values to places in the box, with the ticks of both axes."""
+
+    def __init__(
+        self, box: _Box, left: float, right: float, low: float, high: float, log: bool
+    ) -> None:
+        self.box, self._log = box, log
+        if left == right:
+            left, right = left - 1, right + 1
+        self._left, self._right = left, right
+        low, high = self._height(low), self._height(high)
+        room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+        self._low, self._high = low - (room if low != 0 else 0), high + room
+        self.x_ticks = [t for t in _ticks(left, right, 6) if t == int(t)]
+        if log:
+            powers = range(math.ceil(self._low), math.floor(self._high) + 1)
+            self.y_ticks = [10.0**p for p in powers] or [10**self._low, 10**self._high]
+        else:
+            self.y_ticks = _ticks(self._low, self._high, 5)
+
+    def _height(self, value: float) -> float:
+        return math.log10(value) if self._log else value
+
+    def x(self, value: float) -> float:
+        share = (value - self._left) / (self._right - self._left)
+        return self.box.left + share * (self.box.right - self.box.left)
+
+    def y(self, value: float) -> float:
+        share = (self._height(value) - self._low) / (self._high - self._low)
+        return self.box.bottom - share * (self.box.bottom - self.box.top)
+
+
+def _finite(line: Series, log: bool) -> Series:
+    kept = [
+        index
+        for index, (x, y) in enumerate(line.points)
+        if math.isfinite(x) and math.isfinite(y) and (y > 0 or not log)
+    ]
+    spread = [line.spread[index] for index in kept] if line.spread else ()
+    points = [line.points[index] for index in kept]
+    return Series(line.name, points, line.colour, spread, line.faint, line.marks)
+
+
+def _heights(series: Iterable[Series], chart: Chart) -> Iterable[float]:
+    for line in series:
+        spread = line.spread or [0.0] * len(line.points)
+        for (_, y), reach in zip(line.points, spread, strict=True):
+            yield from (y - reach, y + reach)
+    yield from (value for _, value in chart.references)
+    if chart.from_zero:
+        yield 0.0
+
+
+def _ticks(low: float, high: float, about: int) -> list[float]:
+    raw = (high - low) / about
+    unit: float = 10.0 ** math.floor(math.log10(raw))
+    step = next((m * unit for m in (1, 2, 2.5, 5) if m * unit >= raw), 10 * unit)
+    first = math.ceil(low / step)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step) + 1)]
+
+
+def _axes(scale: _Scale) -> Iterable[str]:
+    box = scale.box
+    for tick in scale.y_ticks:
+        y = scale.y(tick)
+        yield f'<line class="grid" x1="{box.left}" x2="{box.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="tick end" x="{box.left - 7}" y="{y + 3.5:.1f}">{number(tick)}</text>'
+    for tick in scale.x_ticks:
+        x = scale.x(tick)
+        yield f'<text class="tick mid" x="{x:.1f}" y="{box.bottom + 17}">{number(tick)}</text>'
+    yield (
+        f'<line class="axis" x1="{box.left}" x2="{box.right}" y1="{box.bottom}" y2="{box.bottom}"/>'
+    )
+
+
+def _references(
+    scale: _Scale, references: Sequence[tuple[str, float]], width: float
+) -> Iterable[str]:
+    """Horizontal lines; their names stand at the right, moved apart where they would overlap."""
+    taken = -math.inf
+    for name, value in sorted(references, key=lambda item: -item[1]):
+        y = scale.y(value)
+        taken = max(y + 3.5, taken + 13)
+        shown = escape(name if len(name) <= 14 else name[:13] + "…")
+        yield (
+            f'<line class="reference" x1="{scale.box.left}" x2="{scale.box.right}" '
+            f'y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="tick" x="{scale.box.right + 6}" y="{taken:.1f}">{shown} '
+            f"{number(value)}<title>{escape(name)}: {number(value)}</title></text>"
+        )
+
+
+def _line(scale: _Scale, line: Series) -> Iterable[str]:
+    if line.spread:
+        pairs = list(zip(line.points, line.spread, strict=True))
+        upper = [f"{scale.x(x):.1f},{scale.y(y + reach):.1f}" for (x, y), reach in pairs]
+        lower = [f"{scale.x(x):.1f},{scale.y(y - reach):.1f}" for (x, y), reach in pairs]
+        edge = " ".join([*upper, *reversed(lower)])
+        yield f'<polygon class="band c{line.colour % 6}" points="{edge}"/>'
+    path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
+    faint = " faint" if line.faint else ""
+    if len(line.points) == 1:
+        x, y = line.points[0]
+        yield f'<circle class="dot c{line.colour % 6}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
+        yield f' r="2.5"><title>{escape(line.name)}</title></circle>'
+        return
+    yield (
+        f'<polyline class="line c{line.colour % 6}{faint}" points="{path}">'
+        f"<title>{escape(line.name)}</title></polyline>"
+    )
+
+
+def _marks(scale: _Scale, line: Series) -> Iterable[str]:
+    spread = line.spread or [0.0] * len(line.points)
+    for (x, y), reach in zip(line.points, spread, strict=True):
+        at, colour = scale.x(x), line.colour % 6
+        tip = f"{escape(line.name)}, step {number(x)}: {number(y)} ± {number(reach)}"
+        yield (
+            f'<g class="mark c{colour}"><title>{tip}</title>'
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{scale.y(y - reach):.1f}" '
+            f'y2="{scale.y(y + reach):.1f}"/>'
+            f'<circle cx="{at:.1f}" cy="{scale.y(y):.1f}" r="4"/></g>'
+        )

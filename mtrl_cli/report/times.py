@@ -1,0 +1,68 @@
+"""Where a run's time went, as far as it was recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtrl_cli.report.facts import RunFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Seconds spent on something."""
+
+    name: str
+    seconds: float
+    note: str
+
+
+def wall_shares(run: RunFacts) -> Sequence[Share]:
+    """The wall time of the steps that stand, and of what was around them.
+
+    Waiting for groups is time in which the loop had nothing to train: all of sampling with
+    ``max_policy_lag: 0``, else what training did not hide. Training calls are those of the
+    ledger, voided steps included.
+    """
+    training = run.total("seconds_training")
+    calls = [
+        Share("forward/backward", run.seconds("forward_backward"), "training calls"),
+        Share("optimizer step", run.seconds("optim_step"), "training calls"),
+        Share("publishing", run.seconds("publish"), "snapshots"),
+        Share("saving states", run.seconds("save_state"), "for a resume"),
+    ]
+    inside = sum(share.seconds for share in calls)
+    shares = [
+        Share(
+            "waiting for groups", run.total("seconds_sampling"), "sampling not hidden by training"
+        ),
+        *calls,
+        Share("rest of the steps", max(training - inside, 0.0), "batches, audit, files"),
+    ]
+    whole = _whole(run)
+    if whole is not None and not run.rollbacks and len(run.state.get("resumed") or ()) == 0:
+        told = sum(share.seconds for share in shares)
+        shares.append(
+            Share("around the steps", max(whole - told, 0.0), "start-up, evaluation, shutdown")
+        )
+    return [share for share in shares if share.seconds > 0]
+
+
+def episode_shares(run: RunFacts) -> Sequence[Share]:
+    """What an episode waited for, mean over the run's episodes; empty for older runs."""
+    lines = [line for line in run.steps if "seconds_policy" in line]
+    episodes = sum(line["episodes"] for line in lines)
+    if not episodes:
+        return []
+    return [
+        Share(name, sum(line[key] * line["episodes"] for line in lines) / episodes, note)
+        for name, key, note in (
+            ("the policy's turns", "seconds_policy", "the server samples"),
+            ("its environment", "seconds_environment", "open, reset, tool calls"),
+        )
+    ]
+
+
+def _whole(run: RunFacts) -> float | None:
+    created, ended = run.state.get("created"), run.state.get("ended")
+    if isinstance(created, int | float) and isinstance(ended, int | float):
+        return float(ended - created)
+    return None

@@ -1,0 +1,199 @@
+"""`mtrl report`: the figures in the page are those of the run, and foreign text stays text."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mtrl_cli.cli.app import app
+from tests.report.folder import RUN, make_run
+
+HOSTILE = (
+    '</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202eevil\x00"&\u2028'
+)
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page: tables, texts, and the elements there are."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tables: list[list[list[str]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag == "script":
+            self.scripts.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "script":
+            self.scripts[-1] += data
+        elif self._open and self._open[-1] != "style":
+            self.text += data
+            if "td" in self._open or "th" in self._open:
+                self.tables[-1][-1][-1] += data
+
+    def rows(self, *begin: str) -> list[list[str]]:
+        """The rows of the one table whose first row begins so."""
+        (found,) = (t for t in self.tables if t[0][: len(begin)] == list(begin))
+        return found
+
+    def row(self, name: str) -> list[str]:
+        (found,) = (row for table in self.tables for row in table if row[:1] == [name])
+        return found
+
+    @property
+    def episodes(self) -> list[dict[str, object]]:
+        return json.loads(self.scripts[0])
+
+
+def report(runs: Path, *asked: str) -> Page:
+    out = runs / "out.html"
+    done = CliRunner().invoke(app, ["report", *asked, "--runs-dir", str(runs), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == str(out)
+    return Page(out.read_text(encoding="utf-8"))
+
+
+def test_figures_are_those_of_the_steps_that_stand(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    page = report(tmp_path, RUN)
+    steps = page.rows("step", "reward", "reward_se")
+    assert [row[:4] for row in steps[1:]] == [
+        ["1", "−0.25", "0.3", "8"],
+        ["2", "0.125", "0.2", "8"],
+    ]
+    # 16 + 24 sampled tokens, 8 + 8 episodes; step 2 of attempt 1 is void, its 999 are not told.
+    assert "40tokens sampled" in page.text
+    assert "16episodes" in page.text
+    assert "999" not in page.text
+
+
+def test_evaluations_with_their_paired_difference(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    rows = report(tmp_path, RUN).rows("evaluation")
+    assert rows[1][:3] == ["before", "10", "−0.500 ± 0.062"]
+    assert rows[2][2] == "−0.250 ± 0.062"
+    assert rows[2][-2:] == ["+0.250 ± 0.125 (0.100 to 0.400)", "5 / 4 / 1"]
+
+
+def test_groups_calls_borrows_and_attempts(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    page = report(tmp_path, RUN)
+    assert page.row("trained")[1:3] == ["3", "75%"]
+    assert page.row("constant_reward")[1:3] == ["1", "25%"]
+    # done, refused, unknown, open; 2.5 s and 1 s
+    assert page.rows("call")[1] == ["forward_backward", "1", "0", "1", "0", "3.5 s"]
+    assert page.row("sandbox") == ["sandbox", "1 quarantined"]
+    assert "sandbox <b>sb-1</b>" in page.text
+    assert "Attempt 2 went back to step 1" in page.text
+
+
+def test_where_time_went(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    page = report(tmp_path, RUN)
+    # Two steps that stand, 3 s and 1 s each; 3.5 s of calls exceed the 2 s of training.
+    assert page.row("waiting for groups")[1:3] == ["6.0 s", "63%"]
+    assert page.row("the policy's turns")[1:3] == ["500 ms", "67%"]
+    assert page.row("its environment")[1:3] == ["250 ms", "33%"]
+
+
+def test_trajectories_have_tokens_logprobs_and_advantages(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    shown = {(e["group"], e["member"]): e for e in report(tmp_path, RUN).episodes}
+    assert len(shown) == 8
+    # Rewards 1, −1, −1, −1: mean −0.5, population standard deviation √0.75.
+    assert shown[0, 0]["advantage"] == pytest.approx(1.5 / 0.75**0.5)
+    assert shown[0, 3]["advantage"] == pytest.approx(-0.5 / 0.75**0.5)
+    assert shown[1, 0]["advantage"] == 0
+    assert shown[0, 0]["ids"] == [632, 592, 198, 607, 627]
+    assert shown[0, 0]["logprobs"] == [-0.5, -0.25]
+    assert shown[0, 0]["spans"] == [["prompt", 0, 3], ["sampled", 3, 5]]
+    assert len(shown[0, 0]["text"]) == 5  # type: ignore[arg-type]
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    make_run(tmp_path, said=HOSTILE, reason=HOSTILE, state={"experiment": HOSTILE})
+    make_run(tmp_path, run="20261129-120001-cafe", overrides=('name="<i>x</i>"',))
+    for asked in ([RUN], [RUN, "cafe"]):
+        page = report(tmp_path, *asked)
+        tags = [tag for tag, _ in page.elements]
+        assert {"img", "i"} & set(tags) <= {"i"}  # the page's own bars and keys are <i>
+        assert tags.count("script") == 1 + len(asked)
+        assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
+        text = (tmp_path / "out.html").read_text(encoding="utf-8")
+        assert re.findall("[\x00-\x08\x0b-\x1f\x7f\u2028-\u202e]", text) == []
+        assert page.episodes[0]["turns"][0]["text"].startswith("</script><script>")  # type: ignore[index]
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    page = report(tmp_path, RUN)
+    loading = {"src", "href", "data", "action"}
+    assert not any(loading & attrs.keys() for _, attrs in page.elements)
+    policies = [a.get("content") for t, a in page.elements if t == "meta" and "http-equiv" in a]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
+
+
+def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    make_run(tmp_path, run="20261129-120001-cafe", overrides=("train.learning_rate=0.5", "seed=3"))
+    page = report(tmp_path, "beef", "cafe", "beef")
+    assert page.rows("key", RUN)[1:] == [
+        ["seed", "0", "3"],
+        ["train.learning_rate", "0.001", "0.5"],
+    ]
+    assert [row[0] for row in page.rows("run", "status")[1:]] == [RUN, "20261129-120001-cafe"]
+    lines = [a for tag, a in page.elements if tag == "polyline" and a["class"] == "line c1"]
+    assert lines
+
+
+def test_a_report_stands_in_the_run_s_folder_for_its_owner_alone(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    done = CliRunner().invoke(app, ["report", RUN, "--runs-dir", str(tmp_path)])
+    assert done.exit_code == 0
+    assert (path / "report.html").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_reported_is_told_in_one_line(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+
+    def told(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["report", *arguments, "--runs-dir", str(tmp_path)])
+        return done.exit_code, done.stderr
+
+    code, text = told("nothing")
+    assert code == 3
+    assert text.startswith("error: no run 'nothing'")
+    code, text = told(RUN, "--out", str(tmp_path / "no" / "r.html"))
+    assert code == 2
+    assert "write another path" in text
+    (path / "ledger.jsonl").write_text("[]\n")
+    code, text = told(RUN)
+    assert code == 1
+    assert f"mtrl verify {RUN}" in text
+    assert len(text.splitlines()) == 1
