@@ -11,7 +11,6 @@ from mtrl_cli.cli import looking
 from mtrl_cli.cli.config_commands import config
 from mtrl_cli.cli.failures import told_in_one_line
 from mtrl_cli.cli.help import ExperimentCommand
-from mtrl_cli.cli.outward import add_outward_commands
 from mtrl_cli.cli.options import (
     AsJson,
     ConfigDirs,
@@ -24,6 +23,7 @@ from mtrl_cli.cli.options import (
     Run,
     RunsDir,
 )
+from mtrl_cli.cli.outward import add_outward_commands
 from mtrl_cli.errors import UsageError
 
 app = typer.Typer(

@@ -6,11 +6,7 @@ from typing import Annotated
 import typer
 
 from mtrl_cli.cli.failures import told_in_one_line
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-RunsDir = Annotated[
-    Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of the run folders (run.dir).")
-]
+from mtrl_cli.cli.options import Debug, RunsDir
 
 
 def add_outward_commands(app: typer.Typer) -> None:
