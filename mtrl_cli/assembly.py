@@ -254,23 +254,6 @@ def chat_of(server: ServerConfig) -> tuple[RendererChat, int]:
     return RendererChat(tokenizer, server.renderer), len(tokenizer)
 
 
-def token_reader(server: ServerConfig) -> Callable[[int], str]:
-    """What a token says, by its id.
-
-    Raises:
-        MtrlError: the tokenizer is not there.
-    """
-    tokenizer = load_tokenizer(server.tokenizer)
-    known: dict[int, str] = {}
-
-    def read(token: int) -> str:
-        if token not in known:
-            known[token] = tokenizer.decode([token])
-        return known[token]
-
-    return read
-
-
 def running_service(server: ServerConfig) -> TrainingService:
     """The client of a server that runs without us, not connected.
 

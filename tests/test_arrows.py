@@ -153,6 +153,8 @@ def test_concrete_parts_are_put_together_in_one_place() -> None:
         ("envs.openenv", "tasks.load"),  # loads the class that an entrypoint names
         ("envs.connect", "tasks.load"),
         ("envs.openenv_server", "tasks.load"),
+        ("report.episodes", "chat.tokenizer"),  # reads single tokens
+        ("export.writers", "servers.tinker_codec"),  # writes its JSON
         ("doctor.unseen", "chat.tokenizer"),  # finds the file, and loads nothing
         ("doctor.unseen", "chat.errors"),
     }

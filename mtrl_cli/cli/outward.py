@@ -1,4 +1,4 @@
-"""The commands that carry a run outward: ``report``."""
+"""The commands that carry a run outward: ``report`` and ``export``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from mtrl_cli.cli.options import Debug, RunsDir
 
 def add_outward_commands(app: typer.Typer) -> None:
     app.command()(report)
+    app.command()(export)
 
 
 def report(
@@ -35,3 +36,32 @@ def report(
 
     with told_in_one_line(debug=debug):
         raise typer.Exit(report_runs(run, runs_dir, out, show=show))
+
+
+def export(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Its id, a prefix or the tail of it, or last.")
+    ],
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="jsonl, parquet or tinker.")
+    ] = "jsonl",
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", min=1, help="One step; without it all that stand."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to; RUN.FORMAT here without it."),
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """Write a run's trajectories to a file.
+
+    Tokens with mask, logprobs and advantages: as JSON lines, as Parquet, or as the Datums that a
+    training call sends.
+    """
+    from mtrl_cli.cli.export import export_run
+
+    with told_in_one_line(debug=debug):
+        raise typer.Exit(export_run(run, form, step, out, runs_dir))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.resolve import resolve
 from mtrl_cli.display.text import harmless
@@ -58,17 +59,28 @@ def _file(folder: Path, step: int) -> Path:
 
 def _plan_and_reader(run: Path) -> tuple[TrainingPlan | None, Reader, str | None]:
     """How the run computes advantages and what its tokens say, as far as it is to be had here."""
-    from mtrl_cli.assembly import token_reader
-
     try:
         experiment = resolve(compose(str(run / "config.yaml")), secrets=False)
     except MtrlError as error:
         return None, str, f"Neither advantages nor texts of tokens: {error}"
     plan = TrainingPlan(experiment)
     try:
-        return plan, token_reader(experiment.server), None
+        return plan, _token_reader(experiment.server.tokenizer), None
     except MtrlError as error:
         return plan, str, f"Tokens are shown as ids: {error}"
+
+
+def _token_reader(name: str) -> Reader:
+    """Raises: MtrlError."""
+    tokenizer = load_tokenizer(name)
+    known: dict[int, str] = {}
+
+    def read(token: int) -> str:
+        if token not in known:
+            known[token] = tokenizer.decode([token])
+        return known[token]
+
+    return read
 
 
 def _spread(steps: Sequence[int], count: int) -> list[int]:

@@ -143,6 +143,7 @@ def _evaluations(runs: Sequence[RunFacts]) -> str:
         for label in ("before", "after", "eval", "rival")
         if (found := run.evaluation(label)) is not None
     ]
+    rows += [_during(run, line, several=len(runs) > 1) for run in runs for line in run.evaluations]
     heads = (
         "evaluation",
         "games",
@@ -177,6 +178,17 @@ def _evaluation(
         gain,
         contest,
     )
+
+
+def _during(run: RunFacts, line: Mapping[str, Any], *, several: bool) -> tuple[str, ...]:
+    """An evaluation during training: what metrics.jsonl has of it."""
+    gain = "–"
+    if "eval/gain" in line:
+        gain = with_error(line["eval/gain"], line.get("eval/gain_se"), sign=True)
+    label = f"{run.id} step {line['step']}" if several else f"step {line['step']}"
+    mean = with_error(line["eval/mean"], line.get("eval/se"))
+    passed = f"{line['eval/pass_rate']:.1%}" if "eval/pass_rate" in line else "–"
+    return (label, "–", mean, "–", passed, "–", "–", gain, "–")
 
 
 def _differences(runs: Sequence[RunFacts]) -> str:
@@ -235,7 +247,7 @@ def _times(run: RunFacts) -> str:
     if shares := episode_shares(run):
         heading = "<h3>An episode waits for</h3>"
         parts.append(f"<div>{heading}{told(shares, lambda s: f'{s * 1000:,.0f} ms')}</div>")
-    return f'<div class="two">{"".join(parts)}</div>' if parts else ""
+    return "".join(parts)
 
 
 def _groups(run: RunFacts) -> str:

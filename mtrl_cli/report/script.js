@@ -59,7 +59,7 @@ for (const browser of document.querySelectorAll(".browser")) {
     if (order.value === "best") chosen.sort((a, b) => worth(b) - worth(a));
     if (order.value === "worst") chosen.sort((a, b) => worth(a) - worth(b));
     list.replaceChildren(...chosen.map(episode => {
-      const button = make("button", `${episode.group}/${episode.member}  ${told(episode.reward)}`);
+      const button = make("button", `${episode.group}/${episode.member} · ${signed(episode.reward)}`);
       button.addEventListener("click", () => show(episode, button));
       return button;
     }));

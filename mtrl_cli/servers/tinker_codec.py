@@ -93,14 +93,15 @@ def model_fields(spec: ModelSpec, session: str, seq: int) -> dict[str, Any]:
 def forward_backward_body(model: str, seq: int, data: Sequence[Datum], loss: LossSpec) -> bytes:
     config = {name: float(value) for name, value in loss.config.items()} or None
     return b'{"forward_backward_input":{"data":[%b],"loss_fn":%b,"loss_fn_config":%b},%b' % (
-        b",".join(map(_datum, data)),
+        b",".join(map(datum_json, data)),
         _compact(loss.name).encode(),
         _compact(config).encode(),
         body_of({"model_id": model, "seq_id": seq})[1:],
     )
 
 
-def _datum(datum: Datum) -> bytes:
+def datum_json(datum: Datum) -> bytes:
+    """One Datum, as a training call's JSON body has it."""
     return (
         b'{"model_input":{"chunks":[{"type":"encoded_text","tokens":[%b]}]},'
         b'"loss_fn_inputs":{"target_tokens":%b,"logprobs":%b,"advantages":%b}}'

@@ -1,0 +1,1 @@
+"""`mtrl export`: a run's trajectories in the formats that others read."""
