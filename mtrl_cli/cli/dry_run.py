@@ -7,13 +7,16 @@ secret is a mask.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mtrl_cli.config.assumed import assumed
+from mtrl_cli.config.capabilities import capabilities
 from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.places import shown
-from mtrl_cli.config.sandboxes import sandbox_need
+from mtrl_cli.config.sandboxes import episodes, sandbox_need
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind
+from mtrl_cli.doctor.unseen import misleading_names
 
 CLOSING = "Dry run complete. To start it, remove --dry-run from your command."
 
@@ -50,10 +53,12 @@ def plan(
             "snapshots": service.snapshots.value,
             "dedupes": service.dedupes,
             "loss_reduction": service.loss_reduction and service.loss_reduction.value,
+            "capabilities": [asdict(one) for one in capabilities(experiment)],
         },
         "environment": {
             "kind": experiment.env.kind.value,
             "source": _source(experiment.env),
+            **_instances(experiment, groups),
         },
         "sandboxes": _sandboxes(experiment, groups),
         "policy": experiment.policy,
@@ -63,6 +68,8 @@ def plan(
             for one in composed.secrets
         ],
         "runs": experiment.run.dir,
+        "runs_exist": Path(experiment.run.dir).is_dir(),
+        "problems": misleading_names(experiment),
     }
 
 
@@ -72,10 +79,18 @@ def _sandboxes(experiment: Experiment, groups: int | None) -> dict[str, Any] | N
     return asdict(sandbox_need(experiment, groups))
 
 
+def _instances(experiment: Experiment, groups: int | None) -> dict[str, Any]:
+    """How many environments would be made; not told where no groups are played (`mtrl eval`)."""
+    if groups == 0:
+        return {"in_all": None, "at_once": None}
+    in_all = episodes(experiment, groups) + 2 * experiment.env.check_seeds
+    return {"in_all": in_all, "at_once": min(experiment.run.concurrency, in_all)}
+
+
 def text(facts: Mapping[str, Any]) -> list[str]:
     """The lines of a dry run."""
     lines = [f"{label:<12}{line}" for label, line in _facts(facts)]
-    return lines if lacking(facts) else [*lines, "", CLOSING]
+    return lines if lacking(facts) or facts["problems"] else [*lines, "", CLOSING]
 
 
 def lacking(facts: Mapping[str, Any]) -> bool:
@@ -114,8 +129,10 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "server", _server(facts["server"])
     yield "", _assumed(facts["server"])
-    environment = facts["environment"]
-    yield "environment", f"{environment['kind']}: {environment['source']}"
+    for one in facts["server"]["capabilities"]:
+        if one["changes"] is not None:
+            yield "so", f"{one['changes']} ({_because(one)})"
+    yield "environment", _environment(facts["environment"])
     if facts["sandboxes"]:
         yield "sandboxes", _need(facts["sandboxes"])
     if facts["policy"]:
@@ -129,7 +146,8 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if resumed := facts.get("resumes"):
         yield "resumes", _resumed(resumed)
     else:
-        yield "run folder", f"in {facts['runs']}/ (not created)"
+        there = "not created" if facts["runs_exist"] else "not there yet, and not created"
+        yield "run folder", f"in {facts['runs']}/ ({there})"
 
 
 def _resumed(run: Mapping[str, Any]) -> str:
@@ -158,18 +176,31 @@ def _server(server: Mapping[str, Any]) -> str:
     return f"{server['kind']}: {server['base_model']} at {server['address']} (not contacted)"
 
 
-_DRAINS = {
-    "newest_only": " (groups in flight finish before each save)",
-    "live": " (groups in flight finish before each optimizer step)",
+def _assumed(server: Mapping[str, Any]) -> str:
+    executes = "once" if server["dedupes"] else "twice"
+    kept = f"snapshots: {server['snapshots']}"
+    reduction = f"loss reduction: {server['loss_reduction'] or 'not known'}"
+    return f"{kept}; a training call sent twice is executed {executes}; {reduction}"
+
+
+def _because(one: Mapping[str, Any]) -> str:
+    value = "not known" if one["value"] is None else str(one["value"]).lower()
+    return f"{one['name']}: {value}, {one['source']}"
+
+
+_MADE = {
+    EnvKind.openenv.value: "instances in this process",
+    EnvKind.openenv_remote.value: "sessions at the server (not contacted)",
+    EnvKind.openenv_served.value: "sessions of one server that is started for the run",
 }
 
 
-def _assumed(server: Mapping[str, Any]) -> str:
-    executes = "once" if server["dedupes"] else "twice"
-    drains = _DRAINS.get(server["snapshots"], "")
-    kept = f"snapshots: {server['snapshots']}{drains}"
-    reduction = f"loss reduction: {server['loss_reduction'] or 'not known'}"
-    return f"{kept}; a training call sent twice is executed {executes}; {reduction}"
+def _environment(environment: Mapping[str, Any]) -> str:
+    told = f"{environment['kind']}: {environment['source']}"
+    made = _MADE.get(environment["kind"])
+    if made is None or environment["in_all"] is None:
+        return told
+    return f"{told}; {environment['in_all']:,} {made}, {environment['at_once']:,} at once"
 
 
 def _games(evaluation: Mapping[str, Any]) -> str:

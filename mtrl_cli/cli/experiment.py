@@ -16,6 +16,7 @@ from mtrl_cli.config.schema import Experiment
 from mtrl_cli.display.state import DisplayPlan
 from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless
+from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import check_runs_dir
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def show_plan(
             screen.line(harmless(redact(line)))
     if dry_run.lacking(facts):
         resolve(composed)  # raises what the run would: the variable, and the key that needs it
+    if problems := facts["problems"]:
+        raise UsageError("\n".join(problems))
     return 0
 
 

@@ -47,14 +47,18 @@ class SandboxNeed:
 
 def sandbox_need(experiment: Experiment, groups: int | None) -> SandboxNeed:
     """Of a rollout of so many groups, or of a training where that is None."""
-    group, evaluation, train = experiment.group, experiment.eval, experiment.train
-    if groups is not None:
-        episodes = groups * group.size
-    else:
-        episodes = train.steps * group.per_step * group.size + 2 * evaluation.games
-        if evaluation.games and evaluation.every:
-            episodes += (train.steps - 1) // evaluation.every * evaluation.games_during
-    sandboxes = episodes + 2 * experiment.env.check_seeds
+    sandboxes = episodes(experiment, groups) + 2 * experiment.env.check_seeds
     limits = sandbox_limits(experiment.env.e2b)
     at_once = min(limits.at_once, experiment.run.concurrency, sandboxes)
     return SandboxNeed(sandboxes, at_once, limits.per_second, sandboxes / limits.per_second)
+
+
+def episodes(experiment: Experiment, groups: int | None) -> int:
+    """Of a rollout of so many groups, or of a training where that is None; no refill is counted."""
+    group, evaluation, train = experiment.group, experiment.eval, experiment.train
+    if groups is not None:
+        return groups * group.size
+    played = train.steps * group.per_step * group.size + 2 * evaluation.games
+    if evaluation.games and evaluation.every:
+        played += (train.steps - 1) // evaluation.every * evaluation.games_during
+    return played
