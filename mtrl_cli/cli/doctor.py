@@ -43,26 +43,28 @@ def consult(
 
     report = Report(tell)
     facts: dict[str, Any] = {}
-    code: int | None = None
+
+    def conclude() -> int:
+        counts = Counter(finding.state for finding in report.findings)
+        told = _object(report, counts, facts) if as_json else _summary(counts)
+        screen.line(teller.redact(told))
+        return 1 if counts[State.FAIL] else 0
+
     try:
         composed = compose(None, list(overrides), list(config_dirs))
     except MtrlError as error:
         unusable(report, error)
-    else:
-        teller.redact = composed.redact
-        code = _examined(composed, report, trains, facts)
-    counts = Counter(finding.state for finding in report.findings)
-    if as_json:
-        screen.line(teller.redact(_object(report, counts, facts)))
-    else:
-        screen.line(_summary(counts))
-    code = code if code is not None else 1 if counts[State.FAIL] else 0
-    _leave_after(_LINGER, code)
+        return conclude()
+    teller.redact = composed.redact
+    with asyncio.Runner() as runner:
+        stopped = _examined(runner, composed, report, trains, facts)
+        code = conclude() if stopped is None else stopped
+        _leave_after(_LINGER, code)
     return code
 
 
 def _examined(
-    composed: Composed, report: Report, trains: bool, facts: dict[str, Any]
+    runner: asyncio.Runner, composed: Composed, report: Report, trains: bool, facts: dict[str, Any]
 ) -> int | None:
     """Carry out the examination; the exit code of a user's stop, None without one."""
     signals = Signals(last_words=lambda: "aborted; mtrl runs shows what may be left")
@@ -70,11 +72,10 @@ def _examined(
     async def work() -> None:
         stop = StopRequest(signals.abort)
         with signals.handled(stop):
-            examination = Examination(composed, report, stop, trains, facts)
-            await examine(examination)
+            await examine(Examination(composed, report, stop, trains, facts))
 
     try:
-        asyncio.run(work())
+        runner.run(work())
     except asyncio.CancelledError:
         return signals.code or INTERRUPTED
     return None

@@ -48,7 +48,7 @@ from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.policies import choose_policy
+from mtrl_cli.training.policies import ChosenPolicy, choose_policy, held_policy
 
 _QUICK = 60.0
 """Seconds for a check that contacts nothing; importing a task may be slow."""
@@ -83,6 +83,7 @@ class Examination:
     service: TrainingService | None = None
     turn: probe.Turn | None = None
     folder: RunFolder | None = None
+    chosen: ChosenPolicy | None = None
 
     async def carry_out(self) -> None:
         """Check everything; what is found is in the report.
@@ -107,7 +108,7 @@ class Examination:
             "sandboxes",
             lambda s: leftovers.orphans(s, experiment, runs, own),
             seconds=seconds,
-            needs=("packages", "env secrets"),
+            needs=("env secrets",),
         )
 
     # --- without contacting anything --------------------------------------------------------------
@@ -142,9 +143,9 @@ class Examination:
         if problems:
             return
         if experiment.policy is not None:
-            chosen = choose_policy(experiment, experiment.policy)
-            assert chosen is not None
-            speaker.ok(f"policy {experiment.policy} is {chosen.uri}")
+            self.chosen = choose_policy(experiment, experiment.policy)
+            assert self.chosen is not None
+            speaker.ok(f"policy {experiment.policy} is {self.chosen.uri}")
         self.experiment = experiment
         speaker.ok(f"{experiment.name} composes and is valid ({composed.file})")
 
@@ -228,7 +229,7 @@ class Examination:
                 "environment",
                 make,
                 seconds=opened,
-                needs=("packages", "env secrets", "task", "template"),
+                needs=("env secrets", "task", "template"),
             )
             played = 2 * (env.open_timeout + env.reset_timeout + env.close_timeout)
             await self.report.check(
@@ -273,8 +274,9 @@ class Examination:
                     f"the opening takes {len(prompt):,} of {server.context:,} tokens",
                     "raise server.context, or shorten the task's words",
                 )
+            policy = (await held_policy(self.service, self.chosen)).uri
             self.turn = await probe.sampled(
-                speaker, self.service, experiment, prompt, self.chat.stop_ids, self.vocab
+                speaker, self.service, experiment, policy, prompt, self.chat.stop_ids, self.vocab
             )
 
         async def stop(speaker: Speaker) -> None:
@@ -285,10 +287,11 @@ class Examination:
 
         async def again(speaker: Speaker) -> None:
             assert self.service is not None
+            assert self.chat is not None
             assert self.turn is not None
             limits = TrainingPlan(experiment).audit.limits
-            limit = limits.warn_mean or limits.limit
-            await probe.scored_again(speaker, self.service, self.turn, limit)
+            limit, ends = limits.warn_mean or limits.limit, self.chat.stop_ids
+            await probe.scored_again(speaker, self.service, self.turn, ends, limit)
 
         async def compare(speaker: Speaker) -> None:
             assert self.service is not None
@@ -303,8 +306,9 @@ class Examination:
         await report.check("sample", sample, seconds=4 * one, needs=("server", "tokenizer"))
         await report.check("stop ids", stop, seconds=2 * one, needs=("sample",))
         await report.check("logprobs", again, seconds=one, needs=("sample",))
-        if not self.trains:
-            report.skip("parity", "--no-training")
+        if not self.trains or self.chosen is not None:
+            why = "--no-training" if self.chosen is None else "a fresh model is the base model"
+            report.skip("parity", why)
             return
         await report.check(
             "parity", compare, seconds=4 * server.training_timeout, needs=("sample", "capabilities")

@@ -73,16 +73,17 @@ async def sampled(
     speaker: Speaker,
     service: TrainingService,
     experiment: Experiment,
+    policy: str,
     prompt: Sequence[int],
     stop_ids: tuple[int, ...],
     vocab: int,
 ) -> Turn:
-    """Sample a turn under the base model, and check it.
+    """Sample a turn under a policy, and check it.
 
     Raises:
         RolloutError: sampling failed, or what came breaks a rule.
     """
-    plan, policy = TrainingPlan(experiment), await service.base_policy()
+    plan = TrainingPlan(experiment)
     most = min(_MOST_TOKENS, plan.budget.turn_tokens)
     turn, first, ends = None, None, 0
     for seed in range(_SEEDS):
@@ -160,21 +161,29 @@ async def stopped(
 
 
 async def scored_again(
-    speaker: Speaker, service: TrainingService, turn: Turn, limit: float
+    speaker: Speaker,
+    service: TrainingService,
+    turn: Turn,
+    stop_ids: tuple[int, ...],
+    limit: float,
 ) -> None:
-    """Compare the sampled logprobs with what the server gives for the same tokens afterwards."""
+    """Compare the sampled logprobs with what the server gives for the same tokens afterwards, and
+    see that it knows the ids of the end markers."""
     if not service.capabilities.policy_logprobs:
         speaker.ok("the server gives no logprobs of given tokens; nothing to compare")
         return
-    ids = list(turn.tokens.ids)
+    ids = [*turn.tokens.ids, *stop_ids]
     try:
         again = await service.logprobs(turn.policy, ids)
     except ServerError as error:
+        raise Told(str(error), "train.kl needs it: write train.kl=0, or another server") from None
+    given = np.asarray(again, dtype=np.float64)
+    if not np.isfinite(given[len(turn.tokens) :]).all():
         raise Told(
-            str(error), "train.kl needs it: write train.kl=0, or use another server"
-        ) from None
-    places = sampled_positions(turn.tokens) + 1
-    theirs = np.asarray(again, dtype=np.float64)[places]
+            f"the server has no logprobs of the stop ids {list(stop_ids)}",
+            "set server.tokenizer to the tokenizer of server.base_model",
+        )
+    theirs = given[sampled_positions(turn.tokens) + 1]
     ours = np.array(turn.tokens.sampled_logprobs, dtype=np.float64)
     if not np.isfinite(theirs).all():
         raise Told("a logprob of a given token is not finite", "write train.kl=0")
@@ -183,7 +192,7 @@ async def scored_again(
     if gap > limit:
         speaker.warn(said, "train.kl would compare two scales; see docs/audit.md")
     else:
-        speaker.ok(said)
+        speaker.ok(f"{said}; the server knows the stop ids")
 
 
 async def parity(

@@ -2,14 +2,24 @@
 environment. What it says is read from its JSON; what it leaves is looked for on disk and at the
 servers."""
 
+import itertools
 import json
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mtrl_cli.chat.tokenizer import load_tokenizer
+from mtrl_cli.testing import faults
+from mtrl_cli.testing.e2b_emulator import E2BEmulator
+from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
+from tests.cli.processes import command, environment
 from tests.cli.world import World
 
 _TOKENIZER = load_tokenizer("mtrl-tiny")
@@ -71,3 +81,313 @@ def test_the_default_experiment_is_well_and_nothing_is_left(world: World) -> Non
     ):
         assert words in done.stdout
     assert not (world.folder / "runs").exists()
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+class Player:
+    """Answers a turn with `ANSWER` four times, then with the end marker alone: the doctor's four
+    turns, and its question about stop tokens."""
+
+    def __init__(self, stops: bool = True) -> None:
+        self._count = itertools.count()
+        self._stops = stops
+
+    def __call__(self, tokens: Sequence[int], seed: int) -> tuple[list[int], list[float]]:
+        ids = [_END] if self._stops and next(self._count) >= 4 else ANSWER
+        return ids, [-0.5 - place / 64 for place in range(len(ids))]
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedPolicyServer]:
+    with ScriptedPolicyServer(sampler=Player(), api_key="k-123456") as running:
+        yield running
+
+
+def at(server: ScriptedPolicyServer, *more: str, kind: str = "tinker") -> tuple[str, ...]:
+    return (
+        f"server={kind}",
+        f'server.base_url="{server.url}"',
+        "server.base_model=scripted",
+        "server.tokenizer=mtrl-tiny",
+        "server.sample_timeout=3",
+        "server.training_timeout=3",
+        "train.kl=0",
+        "train.kl_end_step=null",
+        "train.lora_rank=8",
+        *more,
+    )
+
+
+KEY = {"TINKER_API_KEY": "k-123456"}
+
+
+def test_an_unknown_server_is_warned_of_and_left_without_gradients(
+    world: World, server: ScriptedPolicyServer
+) -> None:
+    found = doctor(world, *at(server), **KEY)
+    assert (found.code, found.failed, found.skipped) == (0, set(), set()), found.text
+    assert "groups in flight finish before each optimizer step" in found.says("capabilities")
+    assert "if you know better, set server.snapshots" in found.says("capabilities")
+    facts = {one["name"]: one for one in found.facts["capabilities"]}
+    assert (facts["snapshots"]["value"], facts["snapshots"]["source"]) == ("live", "assumed")
+    assert facts["cancels"]["source"] == "found"
+    # The probe's gradients were consumed by a step that changes nothing, and the model is gone.
+    steps = [call.body for call in server.applications() if call.kind == "optim_step"]
+    assert [step["adam_params"]["learning_rate"] for step in steps] == [0.0]
+    assert dict(server.models) == {}
+    assert "k-123456" not in found.text
+
+
+def test_a_server_that_keeps_gradients_to_itself_is_not_stepped(
+    world: World, server: ScriptedPolicyServer
+) -> None:
+    found = doctor(world, *at(server, "server.leaks_gradients=false"), **KEY)
+    assert (found.code, found["parity"]) == (0, ["OK"]), found.text
+    kinds = [call.kind for call in server.applications()]
+    assert kinds == ["create_model", "forward_backward", "unload_model"]
+
+
+def test_without_training_no_model_is_created(world: World, server: ScriptedPolicyServer) -> None:
+    found = doctor(world, *at(server), "--no-training", **KEY)
+    assert (found.code, found["parity"], server.applied()) == (0, ["SKIP"], 0)
+    assert found["sample"] == ["OK", "OK"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "says"),
+    [
+        ((), "wrong-key", "does not take this API key"),
+        (("server.base_model=scriptet",), "k-123456", "did you mean 'scripted'?"),
+        (('server.base_url="http://127.0.0.1:9"',), "k-123456", "no training server answers at"),
+    ],
+)
+def test_a_server_that_is_not_to_be_had(
+    world: World, server: ScriptedPolicyServer, arguments: tuple[str, ...], key: str, says: str
+) -> None:
+    found = doctor(world, *at(server, *arguments), TINKER_API_KEY=key)
+    assert (found.code, found.failed) == (1, {"server"}), found.text
+    assert says in found.says("server")
+    assert found.skipped == {"capabilities", "sample", "stop ids", "logprobs", "parity"}
+    assert found["episode"] == ["OK", "OK", "OK"]
+    assert found["returned"] == ["OK"]
+    assert not (world.folder / "runs").exists()
+
+
+def test_a_secret_that_is_not_set_skips_what_needs_it(
+    world: World, server: ScriptedPolicyServer
+) -> None:
+    found = doctor(world, *at(server))
+    assert (found.code, found.failed) == (1, {"server secrets"}), found.text
+    assert "export TINKER_API_KEY=…" in found.says("server secrets")
+    assert "server" in found.skipped
+    assert found["environment"] == ["OK"]
+    assert server.requests() == []
+
+
+def _sampler(ids: Sequence[int], logprobs: Sequence[float]) -> Any:
+    return lambda tokens, seed: {
+        "tokens": list(ids), "logprobs": list(logprobs), "stop_reason": "stop"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sampler", "topic", "says"),
+    [
+        (_sampler([5, _END], [0.3, -0.1]), "sample", "logprob 0.3 of sampled token 0 is not"),
+        (_sampler([5, _END], [-0.1]), "sample", "returned 2 tokens and 1 logprobs"),
+        (_sampler([5, 70_000], [-0.1, -0.1]), "sample", "token 70000 was sampled, and the"),
+        (Player(stops=False), "stop ids", "stop ids are not honoured"),
+    ],
+)
+def test_what_cannot_be_trained_is_a_failure(
+    world: World, sampler: Any, topic: str, says: str
+) -> None:
+    with ScriptedPolicyServer(sampler=sampler) as server:
+        found = doctor(world, *at(server, "env.check_seeds=false"), **KEY)
+    assert (found.code, found.failed) == (1, {topic}), found.text
+    assert says in found.says(topic)
+
+
+def test_a_trainer_that_disagrees_is_a_failure_and_its_model_is_unloaded(world: World) -> None:
+    def trainer(data: Sequence[Any]) -> list[list[float]]:
+        return [[-3.0] * len(datum["loss_fn_inputs"]["logprobs"]["data"]) for datum in data]
+
+    with ScriptedPolicyServer(sampler=Player(), trainer=trainer) as server:
+        found = doctor(world, *at(server), **KEY)
+        assert (found.code, found.failed) == (1, {"parity"}), found.text
+        assert "docs/audit.md" in found.says("parity")
+        assert (dict(server.models), found["returned"]) == ({}, ["OK"])
+
+
+def test_a_training_call_of_unknown_outcome(world: World, server: ScriptedPolicyServer) -> None:
+    server.faults.add("forward_backward", faults.drop_reply())
+    found = doctor(world, *at(server), **KEY)
+    assert (found.code, found.failed) == (1, {"parity"}), found.text
+    assert dict(server.models) == {}
+    assert server.applied("forward_backward") == 1
+
+
+def test_a_server_that_hangs_meets_the_deadline(world: World, server: ScriptedPolicyServer) -> None:
+    server.faults.add("asample", faults.hang(), times=99)
+    found = doctor(world, *at(server, "server.sample_timeout=1"), **KEY)
+    assert (found.code, found.failed) == (1, {"sample"}), found.text
+    assert found.skipped == {"stop ids", "logprobs", "parity"}
+    assert found["returned"] == ["OK"]
+
+
+def test_a_twinkle_server(world: World) -> None:
+    with ScriptedTwinkleServer(sampler=Player()) as server:
+        found = doctor(world, *at(server, kind="twinkle"))
+        assert (found.code, found.failed) == (0, set()), found.text
+        assert "groups in flight finish before each save" in found.says("capabilities")
+        assert "nothing to compare" in found.says("logprobs")
+        assert found["parity"] == ["OK"]
+        assert (len(server.slots), dict(server.models)) == (0, {})
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
+
+
+def test_a_server_of_environments_that_is_started(world: World) -> None:
+    found = doctor(world, "env=openenv_served", "run.concurrency=2")
+    assert (found.code, found["environment"]) == (0, ["OK"]), found.text
+    assert found["episode"] == ["OK", "OK", "OK"]
+    assert not (world.folder / "runs").exists()
+
+
+def test_a_remote_server_that_is_not_there(world: World) -> None:
+    found = doctor(world, "env=openenv_remote", 'env.base_url="http://127.0.0.1:9"',
+                   "env.open_timeout=2")  # fmt: skip
+    assert (found.code, found.failed) == (1, {"episode"}), found.text
+    assert (found["sample"][0], found["parity"]) == ("OK", ["OK"])
+
+
+GAME = """
+from openenv.core.env_server import Action, Environment, Observation, State
+
+class Act(Action):
+    action: str
+
+class Seen(Observation):
+    cards: str = ""
+
+class Game(Environment[Act, Seen, State]):
+    deals = 0
+    def reset(self, seed=None, episode_id=None, **given) -> Seen:
+        {reset}
+        Game.deals += 1
+        return Seen(cards=str(Game.deals))
+    def step(self, action: Act, **given) -> Seen:
+        return Seen(cards="x", reward=1.0, done=True)
+    @property
+    def state(self):
+        return State()
+"""
+TASK = (
+    "task.entrypoint=mtrl_cli.tasks.declared:DeclaredTask",
+    "task.params={tools: [{name: play, properties: {action: {enum: [hit, stand]}}}]}",
+)
+
+
+@pytest.mark.parametrize(
+    ("reset", "code", "says"),
+    [("pass", 0, "it ignores its seed"), ("raise ValueError('no cards')", 1, "no cards")],
+)
+def test_an_environment_that_is_not_well(world: World, reset: str, code: int, says: str) -> None:
+    (world.folder / "game.py").write_text(GAME.replace("{reset}", reset))
+    found = doctor(world, "env.entrypoint=game.py:Game", *TASK, "--no-training")
+    assert found.code == code, found.text
+    assert says in found.says("episode")
+    assert found["sample"][0] == "OK"
+
+
+def test_sandboxes_and_the_orphans_of_a_dead_run(world: World) -> None:
+    pytest.importorskip("e2b")
+    with E2BEmulator() as service:
+        made = subprocess.run(
+            [sys.executable, "-c", ORPHAN], env=environment(**service.environ()), check=True
+        )
+        assert made.returncode == 0
+        (orphan,) = service.live
+        found = doctor(world, "conf=blackjack_e2b", "env.e2b.settles=2", "--no-training",
+                       **service.environ())  # fmt: skip
+        assert (found.code, found["environment"]) == (0, ["OK"]), found.text
+        assert found["episode"] == ["OK", "OK", "OK"]
+        assert "1 of run gone-1 live" in found.says("sandboxes")
+        assert service.live == [orphan]  # what is not ours is named, and not touched
+
+
+ORPHAN = """
+import asyncio
+from e2b import AsyncSandbox
+asyncio.run(AsyncSandbox.create("base", metadata={"mtrl": "sandbox", "mtrl_run": "gone-1"}))
+"""
+
+
+# --- configuration, stops, what is left -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "topic", "says"),
+    [
+        (("conf=blackjak",), "configuration", "did you mean conf=blackjack?"),
+        (("group.size=1",), "configuration", "group.size is 1"),
+        (("server.tokenizer=nowhere.json",), "tokenizer", "no such file"),
+        (("server.renderer=gpt-oss",), "tokenizer", "cannot"),
+        (("task.entrypoint=no.such:Task",), "task", "there is no module 'no'"),
+    ],
+)
+def test_what_is_wrong_here_is_told_and_what_needs_it_is_skipped(
+    world: World, arguments: tuple[str, ...], topic: str, says: str
+) -> None:
+    found = doctor(world, *arguments)
+    assert (found.code, found.failed) == (1, {topic}), found.text
+    assert says in found.says(topic)
+
+
+def test_ctrl_c_gives_everything_back(world: World, server: ScriptedPolicyServer) -> None:
+    server.faults.add("asample", faults.hang(), times=99)
+    process = subprocess.Popen(
+        command("doctor", *at(server, "server.sample_timeout=60")),
+        cwd=world.folder, env=environment(**KEY), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    _until(lambda: server.requests("asample"))
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "OK   returned" in out
+    assert not (world.folder / "runs").exists()
+
+
+def test_a_killed_doctor_is_a_dead_run_that_the_next_one_finds(
+    world: World, server: ScriptedPolicyServer
+) -> None:
+    server.faults.add("forward_backward", faults.hang(), times=1)
+    process = subprocess.Popen(
+        command("doctor", *at(server, "server.training_timeout=60")),
+        cwd=world.folder, env=environment(**KEY), stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    _until(lambda: server.requests("forward_backward"))
+    process.kill()
+    process.wait()
+    (run,) = [path.name for path in (world.folder / "runs").iterdir()]
+    assert len(server.models) == 1
+    found = doctor(world, *at(server), "--no-training", **KEY)
+    assert found["runs"] == ["WARN"], found.text
+    assert f"mtrl cancel {run}" in found.says("runs")
+    settled = world.mtrl("cancel", run, **KEY)
+    assert settled.returncode == 0, settled.stderr
+    assert dict(server.models) == {}
+    assert doctor(world, *at(server), "--no-training", **KEY)["runs"] == ["OK"]
+
+
+def _until(holds: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
