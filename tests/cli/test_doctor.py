@@ -159,7 +159,12 @@ def test_without_training_no_model_is_created(world: World, server: ScriptedPoli
     ("arguments", "key", "says"),
     [
         ((), "wrong-key", "does not take this API key"),
-        (("server.base_model=scriptet",), "k-123456", "did you mean 'scripted'?"),
+        pytest.param(
+            ("server.base_model=scriptet",),
+            "k-123456",
+            "did you mean 'scripted'?",
+            marks=pytest.mark.long,
+        ),
         (('server.base_url="http://127.0.0.1:9"',), "k-123456", "no training server answers at"),
     ],
 )
@@ -196,7 +201,12 @@ def _sampler(ids: Sequence[int], logprobs: Sequence[float]) -> Any:
     ("sampler", "topic", "says"),
     [
         (_sampler([5, _END], [0.3, -0.1]), "sample", "logprob 0.3 of sampled token 0 is not"),
-        (_sampler([5, _END], [-0.1]), "sample", "returned 2 tokens and 1 logprobs"),
+        pytest.param(
+            _sampler([5, _END], [-0.1]),
+            "sample",
+            "returned 2 tokens and 1 logprobs",
+            marks=pytest.mark.long,
+        ),
         (_sampler([5, 70_000], [-0.1, -0.1]), "sample", "token 70000 was sampled, and the"),
         (Player(stops=False), "stop ids", "stop ids are not honoured"),
     ],
@@ -335,9 +345,9 @@ asyncio.run(AsyncSandbox.create("base", metadata={"mtrl": "sandbox", "mtrl_run":
     ("arguments", "topic", "says"),
     [
         (("conf=blackjak",), "configuration", "did you mean conf=blackjack?"),
-        (("group.size=1",), "configuration", "group.size is 1"),
+        pytest.param(("group.size=1",), "configuration", "group.size is 1", marks=pytest.mark.long),
         (("server.tokenizer=nowhere.json",), "tokenizer", "no such file"),
-        (("server.renderer=gpt-oss",), "tokenizer", "cannot"),
+        pytest.param(("server.renderer=gpt-oss",), "tokenizer", "cannot", marks=pytest.mark.long),
         (("task.entrypoint=no.such:Task",), "task", "there is no module 'no'"),
     ],
 )
