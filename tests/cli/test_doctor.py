@@ -61,7 +61,16 @@ def world(tmp_path: Path) -> World:
 
 
 def doctor(world: World, *arguments: str, **extra: str) -> Consulted:
-    return Consulted(world.mtrl("doctor", "--json", *arguments, **extra))
+    done = subprocess.run(
+        command("doctor", "--json", *arguments),
+        cwd=world.folder,
+        env=environment(MTRL_HOME=str(world.home), **extra),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    return Consulted(done)
 
 
 def test_the_default_experiment_is_well_and_nothing_is_left(world: World) -> None:
