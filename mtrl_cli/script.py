@@ -40,7 +40,7 @@ from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.settle import original
 from mtrl_cli.runs.control import Ask, RunControl
-from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.folder import SCRIPT, RunFolder
 from mtrl_cli.training.plan import TrainingPlan
 
 _SAME = 0.2
@@ -88,6 +88,7 @@ async def open_run(composed: Composed, kind: str) -> AsyncIterator[Run]:
     folder = RunFolder.create(
         Path(experiment.run.dir), experiment.name, kind, composed.yaml, composed.redact
     )
+    folder.update(recorded=SCRIPT)
     resources = RolloutResources(folder.ledger, prefix=f"a{folder.attempt}/")
     status, reason = "failed", None
     control = RunControl(folder.path, folder.attempt, _cancelling_this_task())

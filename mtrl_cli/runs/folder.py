@@ -20,6 +20,9 @@ from mtrl_cli.runs.processes import process_facts
 
 Redact = Callable[[str], str]
 
+SCRIPT = "script"
+"""``recorded`` in the ``run.json`` of a run that a script carries out: it records what it likes."""
+
 
 def new_run_id() -> str:
     """A sortable name with a random tail, such as ``20261129-122135-a7aa``."""

@@ -1,5 +1,6 @@
 """Real runs of every kind pass, however they ended."""
 
+import json
 from pathlib import Path
 
 from mtrl_cli.runs.stop import Stage
@@ -12,6 +13,7 @@ from tests.verify.runs import (
     findings,
     lines,
     played,
+    step_file,
     text_of,
     write_text,
 )
@@ -100,3 +102,17 @@ def test_a_torn_last_line_was_not_written(copy: Path) -> None:
     report = checked(copy)
     assert report.findings == []
     assert report.notes == ["metrics.jsonl: its last line has no end, so it counts as not written"]
+
+
+def test_of_a_script_what_it_records_is_checked(copy: Path) -> None:
+    """A script (`mtrl_cli.script`) keeps its own books, but its episodes are mtrl's."""
+    state = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**state, "recorded": "script"}))
+    for name in ("commits.jsonl", "groups.jsonl", "metrics.jsonl"):
+        (copy / name).write_text("")
+    report = checked(copy)
+    assert report.findings == []
+    assert report.checked["trajectories"] == 25
+    assert "a script carried this run out" in report.notes[0]
+    write_text(copy, step_file(1), text_of(copy, step_file(1)).replace(b"-0.25", b"-0.2", 1))
+    assert [(f.file, f.line) for f in findings(copy)] == [(step_file(1), 1)]

@@ -9,6 +9,7 @@ without a hole, and the outcome that was committed is the one that follows from 
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from mtrl_cli.runs.trajectories import seal_holds
@@ -41,31 +42,28 @@ class StepFiles:
         self,
         name: str,
         digest: str | None,
-        outcomes: Mapping[int, str],
+        outcomes: Mapping[int, str] | None,
         policies: Mapping[int, tuple[str, int | None]],
         report: Report,
-    ) -> dict[int, list[Episode]]:
+    ) -> None:
         """Check one file.
 
         Args:
             name: its path below the run's folder.
             digest: the SHA-256 of its text that the run recorded.
-            outcomes: group → outcome, of the groups that must be in it.
+            outcomes: group → outcome, of the groups that must be in it; None where that is not
+                recorded.
             policies: group → the policy that it was admitted under, and its step where it is
                 known.
-
-        Returns the groups that were found in it.
         """
         if not (self._folder / name).is_file():
             report.found(name, None, "is missing")
-            return {}
+            return
         groups: dict[int, list[Episode]] = defaultdict(list)
         whole, before = hashlib.sha256(), len(report.findings)
-        readable = True
         for raw in read_gzip_lines(self._folder, name, report):
             whole.update(raw.text)
             if raw.record is None:
-                readable = False
                 continue
             if not seal_holds(raw.text):
                 report.found(name, raw.number, "is not as it was written (its sha256 differs)")
@@ -73,26 +71,21 @@ class StepFiles:
                 found = episode(raw.number, raw.record)
             except Malformed as error:
                 report.found(name, raw.number, str(error))
-                readable = False
                 continue
-            self._check_episode(name, found, report)
             groups[found.group].append(found)
-        if digest is not None and whole.hexdigest() != digest and len(report.findings) == before:
+        intact = len(report.findings) == before
+        if intact and digest is not None and whole.hexdigest() != digest:
             report.found(name, None, "is another file than the commit names (its sha256 differs)")
         report.checked["trajectory files"] += 1
-        if readable or groups.keys() - outcomes.keys():
-            self._check_membership(name, groups, outcomes, report)
+        for found in chain(*groups.values()):
+            self._check_episode(name, found, report)
         for group, episodes in groups.items():
-            if group in outcomes:
-                for line, what in self._group_flaws(episodes, policies.get(group)):
-                    report.found(name, line, f"group {group}: {what}")
-                derived = (
-                    outcome(episodes, self._declared, trains=self._trains) if readable else None
-                )
-                if derived is not None and derived != outcomes[group]:
-                    what = f"was recorded as {outcomes[group]!r}, its episodes say {derived!r}"
-                    report.found(name, episodes[0].line, f"group {group}: {what}")
-        return groups
+            for line, what in self._group_flaws(episodes, policies.get(group)):
+                report.found(name, line, f"group {group}: {what}")
+        if outcomes is not None:
+            self._check_membership(name, groups, outcomes, report)
+            if intact:
+                self._check_outcomes(name, groups, outcomes, report)
 
     def _check_episode(self, name: str, found: Episode, report: Report) -> None:
         where = f"group {found.group} member {found.member}"
@@ -116,6 +109,20 @@ class StepFiles:
         for group in sorted(groups.keys() - outcomes.keys()):
             line = groups[group][0].line
             report.found(name, line, f"group {group} is not one that this file belongs to")
+
+    def _check_outcomes(
+        self,
+        name: str,
+        groups: Mapping[int, Sequence[Episode]],
+        outcomes: Mapping[int, str],
+        report: Report,
+    ) -> None:
+        for group in groups.keys() & outcomes.keys():
+            episodes = groups[group]
+            derived = outcome(episodes, self._declared, trains=self._trains)
+            if derived is not None and derived != outcomes[group]:
+                what = f"was recorded as {outcomes[group]!r}, its episodes say {derived!r}"
+                report.found(name, episodes[0].line, f"group {group}: {what}")
 
     def _group_flaws(
         self, episodes: Sequence[Episode], admitted: tuple[str, int | None] | None
