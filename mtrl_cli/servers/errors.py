@@ -82,11 +82,13 @@ class AuthError(Refused):
 
 
 class Unknown(ServerError):  # noqa: N818 - an outcome
-    """The call may have been executed. ``request`` is the server's id of it, where known."""
+    """The call may have been executed. ``request`` is the server's id of it, where known;
+    ``failed``: the server says that its execution failed, so what is there may be half done."""
 
-    def __init__(self, message: str, *, request: str | None = None) -> None:
+    def __init__(self, message: str, *, request: str | None = None, failed: bool = False) -> None:
         super().__init__(message)
         self.request = request
+        self.failed = failed
 
 
 @dataclass(frozen=True, slots=True)

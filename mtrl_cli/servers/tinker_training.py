@@ -73,7 +73,9 @@ class Training:
         except Unknown as error:
             again = self._counts.training_resends - before
             told = f"sent again {again} times, as the same call" if again else "not sent again"
-            raise Unknown(f"{error}; it was {told}", request=error.request) from None
+            raise Unknown(
+                f"{error}; it was {told}", request=error.request, failed=error.failed
+            ) from None
 
     async def _execute(self, call: Call[T], accepted: Accepted) -> T:
         deadline = time.monotonic() + self._seconds
@@ -149,7 +151,8 @@ class Training:
             case Failed(verdict, category) if not _may_have_run(call.kind, category):
                 raise self._refused(call, verdict)
             case Failed(verdict):
-                raise self._unknown(call, f"its execution failed: {verdict.says}", request)
+                says = f"its execution failed: {verdict.says}"
+                raise self._unknown(call, says, request, failed=True)
             case Lost(verdict):
                 says = f"the server does not know the request any more ({verdict.says})"
                 raise self._unknown(call, says, request)
@@ -211,11 +214,15 @@ class Training:
             status=verdict.status,
         )
 
-    def _unknown(self, call: Call[Any], says: str, request: str | None = None) -> Unknown:
+    def _unknown(
+        self, call: Call[Any], says: str, request: str | None = None, *, failed: bool = False
+    ) -> Unknown:
         known = "" if request is None else f" as request {request}"
         where = self._transport.address.url
         return Unknown(
-            f"{_name(call)} may have been executed{known} by {where}: {says}", request=request
+            f"{_name(call)} may have been executed{known} by {where}: {says}",
+            request=request,
+            failed=failed,
         )
 
 

@@ -20,7 +20,7 @@ up as ``unknown``, or a server that hangs could not be left.
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -208,7 +208,7 @@ class Operations:
             self._ledger.call(key, "accepted", request=request_id)
 
         try:
-            value = await self._answered(call, accepted)
+            value, found = await self._answered(call, accepted)
         except Refused as error:
             self._ledger.call(key, "refused", reason=str(error))
             raise
@@ -220,20 +220,21 @@ class Operations:
             # Also a mistake of our own: the call may have gone out before it was made.
             self._ledger.call(key, "unknown", reason=str(error) or type(error).__name__)
             raise
-        made = {"result": value} if isinstance(value, str) else {}
-        self._ledger.call(key, "done", **made)
+        made: dict[str, Any] = {"result": value} if isinstance(value, str) else {}
+        self._ledger.call(key, "done", **made, **({"found": True} if found else {}))
         return value
 
-    async def _answered(self, call: Call[T], accepted: Callable[[str], None]) -> T:
+    async def _answered(self, call: Call[T], accepted: Callable[[str], None]) -> tuple[T, bool]:
+        """The call's value, and whether it had to be looked up."""
         try:
-            return await self._service.execute(call, accepted)
-        except Unknown:
-            if call.kind not in _SAVES:
+            return await self._service.execute(call, accepted), False
+        except Unknown as error:
+            if call.kind not in _SAVES or error.failed:
                 raise
             saved = await self._looked_up(cast(Call[str], call))
             if saved is None:
                 raise
-            return cast(T, saved)
+            return cast(T, saved), True
 
     async def _looked_up(self, call: Call[str]) -> str | None:
         """What a save has made; asked a few times, as it may be under way."""

@@ -35,6 +35,8 @@ class Way:
     impatient: bool = False
     late: bool = False
     """The call takes effect after the next attempt has begun."""
+    half_way: bool = False
+    """The server says that what it did is not whole, so looking for it does not help."""
 
 
 _LOST = ("unknown",)
@@ -68,7 +70,12 @@ WAYS = (
     Way("poll: 404", _plain(faults.status(404, {"detail": "gone"})), _LOST, _LOST, poll=True),
     Way("poll: never answered", _plain(faults.hang()), _LOST, _LOST, -1, True, True),
     Way("accepted, the user's fault", _plain(faults.fail("no", "user")), ("refused",)),
-    Way("accepted, failed half way", _plain(faults.fail("no", "server", applied=True)), _LOST),
+    Way(
+        "accepted, failed half way",
+        _plain(faults.fail("no", "server", applied=True)),
+        _LOST,
+        half_way=True,
+    ),
 )
 BY_NAME = {way.name: way for way in WAYS}
 
@@ -176,8 +183,8 @@ def _flaws(
     yield from audit.verified(run)
     deduped = setting.dedupes and call.numbered
     ends = way.deduped if deduped and way.deduped else way.ends
-    named = call.kind in ("publish", "save_state")
-    if result.told not in ends and not (named and result.told == "done" and "unknown" in ends):
+    found = call.kind in ("publish", "save_state") and not way.half_way
+    if result.told not in ends and not (found and result.told == "done" and "unknown" in ends):
         yield f"the ledger says {result.told}, not {' or '.join(ends)}"
     given_up = result.told != "done" and call.kind != "unload_model"
     if given_up != (failed is not None):

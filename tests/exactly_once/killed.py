@@ -35,7 +35,7 @@ def run_cell(place: Place, zygote: Zygote, *, resumed: bool = False) -> Result:
         except Exception as error:
             result.flaws.append(f"{type(error).__name__}: {' '.join(str(error).split())[:600]}")
         if result.flaws and (cwd / "said").exists():
-            result.flaws.append((cwd / "said").read_text()[-1500:])
+            result.flaws.append((cwd / "said").read_text()[-300:])
     return result
 
 
@@ -49,12 +49,14 @@ def _carry_out(
     resumed: bool,
 ) -> None:
     runs = cwd / "runs"
-    begin = ("train", *Setting(server.url, runs).words)
+    setting = Setting(server.url, runs)
     if resumed:
-        zygote.run(cwd, *begin, die=PRELUDE)
-        begin = (*RESUME, str(runs))
+        zygote.begin(cwd, setting, die=PRELUDE)
+        code = zygote.run(cwd, *RESUME, str(runs), die=place)
         result.attempts += 1
-    if (code := zygote.run(cwd, *begin, die=place)) != KILLED:
+    else:
+        code = zygote.begin(cwd, setting, die=place)
+    if code != KILLED:
         result.flaws.append(f"it was not killed: exit code {code}")
     result.attempts += 1
     _go_on(cwd, zygote, server, result)
@@ -86,16 +88,18 @@ def run_late(kind: str, zygote: Zygote) -> Result:
     with tempfile.TemporaryDirectory(prefix="once-") as name, served() as server:
         cwd = Path(name)
         runs = cwd / "runs"
-        begin = ("train", *Setting(server.url, runs).words)
+        setting = Setting(server.url, runs)
         if kind == "load_state":
-            zygote.run(cwd, *begin, die=PRELUDE)
-            begin = (*RESUME, str(runs))
+            zygote.begin(cwd, setting, die=PRELUDE)
             result.attempts += 1
         server.faults.add(call.endpoint, faults.outlive(gate), skip=call.skip)
         keep_the_model(server, gate)
         try:
             with _killed_at(gate, runs):
-                code = zygote.run(cwd, *begin)
+                if kind == "load_state":
+                    code = zygote.run(cwd, *RESUME, str(runs))
+                else:
+                    code = zygote.begin(cwd, setting)
             result.attempts += 1
             if code != KILLED:
                 result.flaws.append(f"it was not killed: exit code {code}")

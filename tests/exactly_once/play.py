@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from mtrl_cli.config.compose import compose
+from mtrl_cli.config.resolve import resolve
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.events import ignore
@@ -19,7 +21,6 @@ from mtrl_cli.testing.counted_world import CountedWorld
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.training.run import resume, train
 from tests.settlement.cells import player
-from tests.training.runs import experiment
 
 STEPS, SIZE = 4, 2
 KEY = "TINKER_API_KEY"
@@ -82,7 +83,7 @@ class Setting:
 
     def composed(self) -> tuple[Experiment, str]:
         """Composed from one composition for all, as that takes longer than a run."""
-        made, text = _composed()
+        made, text = compose_once()
         where = {
             "base_url": self.url,
             "dedupes": self.dedupes,
@@ -100,8 +101,10 @@ class Setting:
 
 
 @lru_cache(1)
-def _composed() -> tuple[Experiment, str]:
-    return experiment(*Setting("http://127.0.0.1:9", Path("nowhere")).words)
+def compose_once() -> tuple[Experiment, str]:
+    """What every `Setting` is made of."""
+    composed = compose("blackjack", Setting("http://127.0.0.1:9", Path("nowhere")).words)
+    return resolve(composed), composed.yaml
 
 
 def attempt(setting: Setting, run: Path | None) -> str | None:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from tests.cli.processes import environment
 from tests.exactly_once.lines import Place, tear, watch
+from tests.exactly_once.play import Setting, attempt, compose_once
 
 PATIENCE = 150.0
 """Seconds that a run of this size may take on a busy machine."""
@@ -59,8 +60,16 @@ class Zygote:
 
         What it says goes to ``cwd/said``. One at a time in a folder.
         """
+        return self._order(cwd, die, arguments=arguments)
+
+    def begin(self, cwd: Path, setting: Setting, die: Place | None = None) -> int:
+        """Begin a run of ``setting`` in a process like that of ``mtrl train``, without composing
+        its configuration once more."""
+        return self._order(cwd, die, setting=[setting.url, str(setting.runs)])
+
+    def _order(self, cwd: Path, die: Place | None, **what: Any) -> int:
         place = None if die is None else [die.label, die.number, die.when]
-        order = json.dumps({"cwd": str(cwd), "arguments": arguments, "die": place})
+        order = json.dumps({"cwd": str(cwd), "die": place, **what})
         assert self._process.stdin is not None
         with self._lock:
             self._process.stdin.write(order + "\n")
@@ -68,7 +77,7 @@ class Zygote:
         ended, deadline = cwd / _ENDED, time.monotonic() + PATIENCE
         while not ended.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise TimeoutError(f"mtrl {arguments[:2]} has not ended")
+                raise TimeoutError(f"{what} has not ended")
             time.sleep(0.005)
         code = int(ended.read_text())
         ended.unlink()
@@ -100,7 +109,7 @@ def _child(order: Mapping[str, Any]) -> NoReturn:
         os.dup2(descriptor, target)
     if order["die"] is not None:
         _die_at(cwd / "runs", Place(*order["die"]))
-    code = _mtrl(order["arguments"])
+    code = _begin(*order["setting"]) if "setting" in order else _mtrl(order["arguments"])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -114,6 +123,13 @@ def _die_at(runs: Path, place: Place) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     watch(runs, watcher)
+
+
+def _begin(url: str, runs: str) -> int:
+    failed = attempt(Setting(url, Path(runs)), None)
+    if failed is not None:
+        sys.stderr.write(failed + "\n")
+    return int(failed is not None)
 
 
 def _mtrl(arguments: Sequence[str]) -> int:
@@ -130,6 +146,7 @@ def _mtrl(arguments: Sequence[str]) -> int:
 def _serve() -> None:
     for name in _IMPORTED:
         __import__(name)
+    compose_once()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         if os.fork() == 0:

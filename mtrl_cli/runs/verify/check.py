@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.runs.commits import Commit
 from mtrl_cli.runs.folder import SCRIPT
 from mtrl_cli.runs.registry import RunRecord, read_run
 from mtrl_cli.runs.verify import admissions, commits, ledger, metrics
@@ -86,6 +87,13 @@ def _check_training(
     _check_steps(run.path, history, admitted, files, report)
 
 
+def _begun_again(run: RunRecord, last: Commit) -> str | None:
+    """The policy of an attempt that found nothing left to do: the last commit's, under its own
+    name."""
+    policy, step = _begun(run).get(run.attempt, (None, None))
+    return policy if step == last.step else None
+
+
 def _taken_up(run: RunRecord, history: Commits) -> int | None:
     """The step that the run's last attempt goes on from, while it has committed nothing."""
     if history.last is not None and history.last.attempt == run.attempt:
@@ -117,7 +125,7 @@ def _check_state(run: RunRecord, history: Commits, declared: Declared, report: R
     if last is not None and run.attempt < last.attempt:
         report.found(_STATE, None, f"attempt is {run.attempt}, a commit is of {last.attempt}")
     if run.status == "finished":
-        if last is not None and state.get("policy") != last.policy:
+        if last is not None and state.get("policy") not in (last.policy, _begun_again(run, last)):
             told = f"policy is {state.get('policy')}, the last commit's is {last.policy}"
             report.found(_STATE, None, told)
         if declared.steps is not None and reached != declared.steps:

@@ -28,6 +28,9 @@ from mtrl_cli.runs.verify.report import Report
 FILE = "ledger.jsonl"
 _ATTEMPT = re.compile(r"a(\d+)/")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAMED = ("publish", "save_state")
+"""One whose reply was lost may have been found by its name in the server's list."""
+
 _CALL_STEPS: Mapping[str | None, tuple[str, ...]] = {
     None: ("intent",),
     "intent": ("accepted", "refused", "unknown"),
@@ -165,7 +168,8 @@ def _follow_call(
         allowed = ("done", "refused", "unknown") if known.request else ()
     else:
         allowed = _CALL_STEPS.get(known.state, ())
-        if known.state == "intent" and not promises:
+        found = known.kind in _NAMED and line.record.get("found") is True
+        if known.state == "intent" and (found or not promises):
             allowed = (*allowed, "done")
     if state not in allowed:
         before = "nothing" if known is None else repr(known.state)
