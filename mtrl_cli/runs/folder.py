@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.control import beat
 from mtrl_cli.runs.files import RecordFile, redacted, write_document
 from mtrl_cli.runs.ledger import Ledger
@@ -62,6 +63,7 @@ class RunFolder:
         secrets out of what the run writes later, wherever the configuration copied them.
         ``latest`` False leaves the link where it points.
         """
+        _refuse_obstacle(parent)
         run = new_run_id()
         path = parent / run
         path.mkdir(parents=True, mode=0o700)
@@ -83,6 +85,10 @@ class RunFolder:
         ``evaluation``; what was evaluated after it is not, as training goes on.
         """
         state = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        _refuse_obstacle(path.parent)
+        lacking = [key for key in _first_state("", "", "") if key not in state]
+        if lacking:
+            raise MtrlError(f"{path / 'run.json'} is damaged: it lacks {', '.join(lacking)}")
         attempt, now = int(state["attempt"]) + 1, round(time.time(), 3)
         resumed = {"attempt": attempt, "time": now, "step": step, "policy": None}
         if "reaped" in state:
@@ -164,6 +170,12 @@ def _first_state(run: str, experiment: str, kind: str) -> dict[str, Any]:
         "evaluation": {},
         "borrows": {"held": 0, "quarantined": []},
     }
+
+
+def _refuse_obstacle(parent: Path) -> None:
+    latest = parent / "latest"
+    if latest.is_dir() and not latest.is_symlink():
+        raise MtrlError(f"{latest} is a folder, where a link to the newest run belongs: move it")
 
 
 def _point_latest(parent: Path, run: str) -> None:

@@ -158,8 +158,11 @@ class Evaluations:
             return Played(**record, games=games)
         except FileNotFoundError:
             return None
-        except (ValueError, LookupError, TypeError) as error:
-            raise MtrlError(f"{path} is damaged: {error}") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise MtrlError(
+                f"{path} is damaged: {error}; put it back from a copy, or remove it and go without "
+                "the comparison"
+            ) from error
 
     def _path(self, label: str) -> Path:
         return self._folder / f"{label.replace(' ', '-')}.json"

@@ -16,6 +16,7 @@ from mtrl_cli.runs.takeover import NewConfig, take_over
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.events import Notice, RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
+from mtrl_cli.training.games import Evaluations
 from mtrl_cli.training.loop import TrainingLoop
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.reaping import settle
@@ -65,6 +66,7 @@ async def resume(
         StillRunning: the run lives, or somebody else has resumed it meanwhile.
         MtrlError: the run failed; the text is one line.
     """
+    Evaluations(run).read("before")  # damage to it would end the run when all is trained
     await until_drain(check_experiment(experiment), stop)
     if stop.draining:
         return cancelled_before_it_began()
@@ -75,10 +77,20 @@ async def resume(
 
     folder, history, reaped = await finish(asyncio.to_thread(take))
     frame = Frame(experiment, folder, observer, stop, trains=True)
-    frame.outcome.totals = Totals.of(history, read_records(run / "metrics.jsonl"))
+    frame.outcome.totals = _totals(history, run / "metrics.jsonl", observer)
     for left in reaped.left if reaped else ():
         observer(Notice(f"an earlier attempt left {left}"))
     return await _attempt(frame, history)
+
+
+def _totals(history: History, metrics: Path, observer: Observer) -> Totals:
+    """What is behind the attempt. Nothing rests on the metrics, so damage to them is only told."""
+    try:
+        return Totals.of(history, read_records(metrics))
+    except (ValueError, TypeError, AttributeError) as error:
+        told = "episodes and tokens of earlier attempts are not counted in the summary"
+        observer(Notice(f"{metrics} is damaged: {error}; {told}"))
+        return Totals.of(history, ())
 
 
 async def _attempt(frame: Frame, history: History) -> RunFinished:
