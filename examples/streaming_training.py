@@ -6,7 +6,7 @@ With a lag of 1 the next groups are played while a step trains. Everything that 
 belongs to a scope; a Ctrl-C at any moment leaves through it.
 """
 
-import sys
+import argparse
 from functools import partial
 from statistics import fmean
 
@@ -70,4 +70,6 @@ async def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for `mtrl train`")
+    run(main(parser.parse_args().overrides))

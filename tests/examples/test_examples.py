@@ -192,3 +192,11 @@ def test_mtrl_cancel_stops_a_script_too(start: Callable[..., Example]) -> None:
     code, _, err = example.end()
     assert (code, err) == (130, "")
     assert example.run()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("name", [BATCH, STREAMING])
+def test_help(tmp_path: Path, name: str) -> None:
+    out, err = (example := Example(tmp_path, name, "--help")).process.communicate(timeout=60)
+    assert example.process.returncode == 0, err
+    assert "KEY=VALUE" in out
+    assert list(tmp_path.iterdir()) == []
