@@ -128,6 +128,8 @@ def _locate(asked: str, config_dirs: Sequence[str | Path]) -> tuple[Path, tuple[
         names = places.experiments(dirs)
         near = nearest(asked, names)
         guess = f"did you mean conf={near}? " if near else ""
+        if "," in asked and all(name in names for name in asked.split(",")):
+            guess = "--multirun runs each of them; "
         raise ConfigError(
             f"no experiment {asked!r}",
             at=f"conf={asked}",

@@ -139,8 +139,12 @@ def alive_line(state: RunState, now: float) -> str:
 
 
 def _generated(state: RunState, now: float) -> float:
-    """Sampled tokens a second: of the step's sampling, where the run measured it."""
-    sampled, seconds = (state.metrics.get(key) for key in ("tokens_sampled", "seconds_sampling"))
+    """Sampled tokens a second: of the step's sampling, where the run measured it; of the whole
+    step, where its groups were sampled while earlier ones trained."""
+    metrics = state.metrics
+    sampled, seconds = (metrics.get(key) for key in ("tokens_sampled", "seconds_sampling"))
+    if seconds is not None and metrics.get("staleness_max"):
+        seconds += metrics.get("seconds_training", 0.0)
     return sampled / seconds if sampled and seconds else state.tokens_per_second(now)
 
 

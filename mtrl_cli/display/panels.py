@@ -163,7 +163,8 @@ def _throughput_parts(state: RunState, now: float) -> Iterable[str]:
         yield f"errors {state.failures / (state.failures + state.episodes):.1%}"
     if retried := sum(group.retries for group in state.groups.values()):
         yield f"retries {retried:,}"
-    yield from (f"{harmless(kind)} {n}" for kind, n in sorted(state.borrowed_by_kind().items()))
+    borrowed = sorted(state.borrowed_by_kind().items(), key=lambda one: (-one[1], one[0]))
+    yield from (f"{harmless(kind)} {n}" for kind, n in borrowed)
 
 
 def _columns(wide: bool) -> Sequence[tuple[str, bool]]:

@@ -63,3 +63,6 @@ def test_several_values_are_refused_and_multirun_is_named(tmp_path: Path) -> Non
     done = mtrl("train", "seed=1,2", cwd=tmp_path)
     assert done.returncode == 2
     assert "at: seed=1,2\n hint: --multirun runs each of them" in done.stderr
+    done = mtrl("train", "conf=blackjack,records", cwd=tmp_path)
+    assert done.returncode == 2
+    assert " hint: --multirun runs each of them" in done.stderr

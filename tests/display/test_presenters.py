@@ -345,3 +345,12 @@ def test_the_moment_can_be_told_to_another_process() -> None:
     record = json.loads(json.dumps(to_record(told.presenter.state, told.clock.now)))
     restore(heard.presenter.state, record, heard.clock.now)
     assert heard.frame()[1:] == told.frame()[1:]
+
+
+def test_throughput_of_a_step_whose_groups_were_sampled_earlier() -> None:
+    figures = {"tokens_sampled": 1000.0, "seconds_sampling": 0.0001, "seconds_training": 1.9999}
+    watched = begun(Watched(None))
+    watched.see(StepFinished(1, 50, "u/1", {**figures, "staleness": 1.0, "staleness_max": 1.0}))
+    assert "| gen 500 tok/s |" in watched.text
+    watched.see(StepFinished(2, 50, "u/2", {**figures, "seconds_sampling": 2.0}))
+    assert watched.text.count("| gen 500 tok/s |") == 2
