@@ -10,6 +10,7 @@ from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config import places
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless, table
+from mtrl_cli.runs.files import redacted
 
 _LONGEST = 40
 """Characters of a value in the table; JSON and YAML have all of it."""
@@ -43,7 +44,7 @@ def show_config(
                 for one in found
             },
         }
-        screen.line(composed.redact(json.dumps(facts, indent=2)))
+        screen.line(json.dumps(redacted(facts, composed.redact), indent=2))
     else:
         rows = [(one.key, _text(one.value), one.where or one.kind) for one in found]
         for line in table([("key", "value", "from"), *rows]):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.runs.files import redacted
+
 NAME = "live.json"
 
 EVERY = 2.0
@@ -39,7 +41,7 @@ class LiveFile:
         with contextlib.suppress(OSError):
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(self._redact(json.dumps(record())))
+                file.write(json.dumps(redacted(record(), self._redact)))
             beside.replace(self._path)
 
     def remove(self) -> None:

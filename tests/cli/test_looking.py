@@ -162,12 +162,14 @@ def test_a_run_is_watched_until_it_ends_and_is_left_alone(trained: World, tmp_pa
         assert running.poll() is None
         latest = tmp_path / "runs" / "latest"
         before = {file.name for file in latest.iterdir()}
+        assert (latest / "live.json").stat().st_mode & 0o777 == 0o600
         running.terminate()
         watched = mtrl("watch", "last", cwd=world.folder)
         assert watched.returncode == 0
         assert "cancelled" in watched.stdout
         assert running.wait(timeout=60) == 143
         after = {file.name for file in latest.iterdir()}
+        assert "live.json" not in after
         assert before - after <= {"live.json", "live.json.tmp"}
     finally:
         running.kill()
