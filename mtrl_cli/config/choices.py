@@ -90,3 +90,8 @@ class Schedule(Enum):
     constant = "constant"
     linear = "linear"
     cosine = "cosine"
+
+
+class SinkKind(Enum):
+    tensorboard = "tensorboard"
+    wandb = "wandb"

@@ -62,6 +62,8 @@ RULES: dict[str, Rule] = {
     "train.checkpoint_every": _free("how often a state is saved changes no result"),
     "eval": _free("measuring changes nothing that is measured"),
     "audit": _free("measuring changes nothing that is measured"),
+    "sinks": _free("who is told changes no result"),
+    "sink": _free("who is told changes no result"),
     "run": _free("where and how a run is recorded changes no result"),
 }
 

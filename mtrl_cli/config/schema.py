@@ -23,6 +23,7 @@ from mtrl_cli.config.choices import (
     RewardForm,
     Schedule,
     ServerKind,
+    SinkKind,
     SkipRule,
     Snapshots,
     Weighting,
@@ -41,6 +42,7 @@ __all__ = [
     "RewardForm",
     "Schedule",
     "ServerKind",
+    "SinkKind",
     "SkipRule",
     "Snapshots",
     "Weighting",
@@ -332,6 +334,14 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class SinkConfig:
+    """What the sinks of ``sinks`` are told."""
+
+    project: str = "mtrl"
+    """Weights & Biases: the project that the run appears in."""
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One declared experiment, composed and validated."""
 
@@ -351,3 +361,6 @@ class Experiment:
     audit: AuditConfig = field(default_factory=AuditConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    sinks: list[SinkKind] = field(default_factory=list)
+    """Trackers that get the run's figures; see docs/sinks.md."""
+    sink: SinkConfig = field(default_factory=SinkConfig)

@@ -41,6 +41,7 @@ from mtrl_cli.training.events import (
 )
 from mtrl_cli.training.games import Evaluations
 from mtrl_cli.training.plan import TrainingPlan
+from mtrl_cli.training.relaying import Relaying
 from mtrl_cli.training.totals import Totals
 
 Work = Callable[[Parts], Coroutine[Any, Any, None]]
@@ -78,7 +79,10 @@ class Frame:
         )
         self.folder.count_borrows(self._borrows)
         self.control = RunControl(self.folder.path, self.folder.attempt, self._told)
-        self.observer = observer
+        self._sinks: Relaying | None = None
+        if experiment.sinks:
+            self._sinks = Relaying(experiment, self.folder.path, observer)
+        self.observer = self._sinks or observer
         self.stop = stop
         self.outcome = Outcome()
         self._begun = False
@@ -90,6 +94,13 @@ class Frame:
         Raises:
             MtrlError: the run failed; its folder says so too.
         """
+        try:
+            return await self._carried_out(work)
+        finally:
+            if self._sinks is not None:
+                await self._sinks.close()
+
+    async def _carried_out(self, work: Work) -> RunFinished:
         status = "failed"
         reason: str | None = None
         self.control.start()

@@ -1,0 +1,1 @@
+"""Sinks: a run's figures, sent to the trackers that people already look at."""
