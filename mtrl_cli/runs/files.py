@@ -8,6 +8,7 @@ last line, left by a kill in the middle of a write, is cut off when the file is 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,22 @@ from typing import Any
 def write_document(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``, atomically and durably."""
     beside = path.with_name(path.name + ".tmp")
-    with beside.open("w", encoding="utf-8") as file:
+    with _naming(path), beside.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A write that fails, on a full disk for example, says which file it was."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 class RecordFile:
@@ -37,14 +48,17 @@ class RecordFile:
         Raises:
             ValueError: a value is NaN or infinite, which JSON does not have.
         """
-        self._file.write(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
-        self._file.flush()
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+        with _naming(self.path):
+            self._file.write(line)
+            self._file.flush()
         if durable:
             self.sync()
 
     def sync(self) -> None:
         """Wait until everything appended so far is on disk."""
-        os.fsync(self._file.fileno())
+        with _naming(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

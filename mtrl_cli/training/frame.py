@@ -117,9 +117,11 @@ class Frame:
             reason = str(error) or type(error).__name__
             raise
         finally:
-            await self._end(status, reason)
-            if status == "failed":
-                self._failed()
+            try:
+                await self._end(status, reason)
+            finally:  # a disk that is full takes no end, but what stands can be told
+                if status == "failed":
+                    self._failed()
         return self._finished(status, reason)
 
     def policy(self, policy: PolicySnapshot) -> None:
@@ -239,8 +241,10 @@ class Frame:
 
     async def _end(self, status: str, reason: str | None) -> None:
         await self.resources.close()
-        self.folder.end(status, reason)
-        self.control.close()
+        try:
+            self.folder.end(status, reason)
+        finally:
+            self.control.close()
 
     def _borrows(self) -> dict[str, Any]:
         """What is not returned, for ``run.json``."""

@@ -2,7 +2,10 @@
 
 import json
 import math
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,31 @@ def test_a_run_folder_is_private_and_latest_points_at_the_newest(tmp_path: Path)
     assert (state["status"], state["reason"], state["attempt"]) == ("failed", "why", 1)
     assert state["ended"] >= state["created"]
     first.end("finished", None)
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_names_its_file(tmp_path: Path) -> None:
+    records = RecordFile(tmp_path / "commits.jsonl")
+    records.append({"step": 0}, durable=True)
+    document = tmp_path / "run.json"
+    write_document(document, "{}\n")
+    with full_disk(20):
+        with pytest.raises(OSError, match="File too large") as error:
+            records.append({"step": 1, "text": "x" * 100}, durable=True)
+        assert error.value.filename == str(tmp_path / "commits.jsonl")
+        with pytest.raises(OSError, match="File too large") as error:
+            write_document(document, "x" * 100)
+        assert error.value.filename == str(document)
+    assert document.read_text() == "{}\n"
+    assert list(read_records(tmp_path / "commits.jsonl")) == [{"step": 0}]
+    records.close()
