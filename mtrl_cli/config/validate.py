@@ -150,9 +150,22 @@ def _texts(experiment: Experiment) -> Iterator[str]:
         url = _get(experiment, key)
         if url is not None and not url.startswith(("http://", "https://")):
             yield _problem(key, url, "an address that begins with http:// or https://")
+        elif url is not None and not _is_address(url):
+            yield _problem(
+                key, url, "http://HOST:PORT/PATH with a port up to 65,535, no ? and no #"
+            )
         elif url is not None and key == "server.base_url" and "@" in urlsplit(url).netloc:
             allowed = "an address without a user name or password; the key is server.api_key"
             yield _problem(key, url, allowed)
+
+
+def _is_address(url: str) -> bool:
+    """Whether something can be asked for below it."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and not (parts.query or parts.fragment)
+    except ValueError:  # half of a bracket, a port that is no number or too large
+        return False
 
 
 def _across(experiment: Experiment) -> Iterator[str]:

@@ -83,6 +83,17 @@ def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
         ("eval.games", -1, "eval.games is -1; allowed: from 0 to 1,000,000"),
         ("env.entrypoint", "nothing", "env.entrypoint is 'nothing'; allowed: module:Class"),
         ("server.base_url", "localhost:1", "server.base_url is 'localhost:1'; allowed: an address"),
+        *(
+            (key, url, f"{key} is {url!r}; allowed: http://HOST:PORT/PATH with a port")
+            for key, url in (
+                ("env.base_url", "http://[::1"),
+                ("env.base_url", "http://"),
+                ("server.base_url", "http://host:99999"),
+                ("server.base_url", "http://host:port"),
+                ("env.base_url", "https://host/path?key=1"),
+                ("env.base_url", "https://host/#top"),
+            )
+        ),
         ("policy", "tinker://x", "policy is 'tinker://x'; allowed: null for training"),
     ],
 )

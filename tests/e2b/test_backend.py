@@ -127,6 +127,10 @@ async def test_a_service_that_is_not_there_is_infrastructure(
             away.setenv("E2B_API_URL", "http://127.0.0.1:9")
             with pytest.raises(InfrastructureFailure, match="no sandbox: Connect"):
                 await play(use)
+        (told,) = use.told  # the first of three failures
+        assert told.startswith(
+            "E2B at http://127.0.0.1:9: a creation failed, it is tried again: Con"
+        )
     nothing_left(use)
     assert emulator.counts()["created"] == 0
 

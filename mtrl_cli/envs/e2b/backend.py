@@ -210,7 +210,10 @@ class E2BFactory:
         if judgement.limited:
             self._watch.saw("creations_limited", f"E2B limits us, waiting: {judgement.text}")
         else:
-            self._watch.saw(f"creations_{judgement.outcome}")
+            self._watch.saw(
+                f"creations_{judgement.outcome}",
+                f"{self._provider.place}: a creation failed, it is tried again: {judgement.text}",
+            )
             failures[judgement.outcome] += 1
             if failures[judgement.outcome] >= _TRIES[judgement.outcome]:
                 raise InfrastructureFailure(f"no sandbox: {judgement.text}")
