@@ -36,7 +36,8 @@ def learning_curve(runs: Sequence[RunFacts]) -> Chart:
             series.append(Series(f"{run.id}: each step", points, colour, spread))
         marks, reach = evaluation_points(run)
         series.append(Series(f"{run.id}: evaluation", marks, colour, reach, marks=True))
-    shared = runs[0].references if all(r.references == runs[0].references for r in runs) else {}
+    known = [run.references for run in runs if run.references]
+    shared = known[0] if known and all(each == known[0] for each in known) else {}
     return Chart("Mean return by step", series, tuple(shared.items()), large=True)
 
 

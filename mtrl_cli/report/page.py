@@ -57,7 +57,7 @@ def page(runs: Sequence[RunFacts]) -> str:
 def _head(runs: Sequence[RunFacts]) -> str:
     if len(runs) > 1:
         names = ", ".join(dict.fromkeys(str(run.state.get("experiment")) for run in runs))
-        return f"<h1>{text(names)}: {len(runs)} runs</h1>{legend([run.id for run in runs])}"
+        return f"<h1>{text(names)}: {len(runs)} runs</h1>"
     (run,) = runs
     state = run.state
     begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.get("created") or 0))
