@@ -19,11 +19,8 @@ from mtrl_cli.training.games import (
     Played,
     first_failure,
     game_of,
-    invalid_share,
     pass_rule,
 )
-
-__all__ = ["EvaluationPlan", "evaluate", "first_failure", "game_admissions", "invalid_share"]
 
 
 @dataclass(frozen=True, slots=True)

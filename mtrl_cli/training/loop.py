@@ -39,9 +39,14 @@ from mtrl_cli.training.audit import Audit, Committed, Replay
 from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
-from mtrl_cli.training.evaluation import EvaluationPlan, evaluate, first_failure
+from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
 from mtrl_cli.training.events import PhaseStarted, StepFinished
-from mtrl_cli.training.games import Evaluations, evaluation_metrics, pass_rule
+from mtrl_cli.training.games import (
+    Evaluations,
+    evaluation_metrics,
+    first_failure,
+    pass_rule,
+)
 from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
 from mtrl_cli.training.metrics import outcome_metrics, rollout_metrics, training_metrics
 from mtrl_cli.training.operations import Operations

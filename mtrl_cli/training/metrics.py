@@ -7,8 +7,7 @@ import numpy as np
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.training.accumulation import Accumulated
 from mtrl_cli.training.batch import Batch
-from mtrl_cli.training.evaluation import invalid_share
-from mtrl_cli.training.games import PassRule
+from mtrl_cli.training.games import PassRule, invalid_share
 from mtrl_cli.training.groups import TrainingBatch
 from mtrl_cli.training.statistics import mean_of
 
