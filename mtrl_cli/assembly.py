@@ -20,7 +20,8 @@ from mtrl_cli.child import ChildServer
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
-from mtrl_cli.envs.connect import check_environment, environments_for, server_for
+from mtrl_cli.envs.connect import check_environment as check_environment
+from mtrl_cli.envs.connect import environments_for, server_for
 from mtrl_cli.envs.e2b.backend import E2BFactory
 from mtrl_cli.envs.e2b.dead import DeadSandboxes
 from mtrl_cli.envs.e2b.provider import Provider

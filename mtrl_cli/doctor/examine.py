@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -27,6 +27,7 @@ from mtrl_cli.assembly import (
     chat_of,
     check_append_only,
     check_capabilities,
+    check_environment,
     embedded_for,
     lent_environments,
     lent_service,
@@ -211,6 +212,7 @@ class Examination:
 
             async def make(speaker: Speaker) -> None:
                 assert self.task is not None
+                await check_environment(experiment, cast(Any, self.task))
                 watch = Watch(lambda text: speaker.warn(text))
                 scope = lent_environments(experiment, self.task, folder.path, resources, watch)
                 self.envs = await held.enter_async_context(scope)

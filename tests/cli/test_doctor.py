@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from mtrl_cli.chat.tokenizer import load_tokenizer
+from mtrl_cli.envs.openenv_served import ServedEnvironments
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.e2b_emulator import E2BEmulator
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
-from tests.cli.processes import command, environment
+from tests.cli.processes import ROOT, command, environment
 from tests.cli.world import World
 
 _TOKENIZER = load_tokenizer("mtrl-tiny")
@@ -268,8 +269,6 @@ def test_a_twinkle_server(world: World) -> None:
 
 # --- environments ---------------------------------------------------------------------------------
 
-WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
-
 
 def test_a_server_of_environments_that_is_started(world: World) -> None:
     found = doctor(world, "env=openenv_served", "run.concurrency=2")
@@ -278,13 +277,28 @@ def test_a_server_of_environments_that_is_started(world: World) -> None:
     assert not (world.folder / "runs").exists()
 
 
+def test_a_remote_server_of_environments(world: World) -> None:
+    served = ServedEnvironments(
+        app=None, entrypoint=CLASS, params={}, concurrency=2, log=world.folder / "served.log"
+    )
+    served.start()
+    try:
+        found = doctor(world, "env=openenv_remote", f'env.base_url="{served.url}"', "--no-training")
+    finally:
+        served.stop()
+    assert (found.code, found["environment"]) == (0, ["OK"]), found.text
+    assert found["episode"] == ["OK", "OK", "OK"]
+
+
 def test_a_remote_server_that_is_not_there(world: World) -> None:
-    found = doctor(world, "env=openenv_remote", 'env.base_url="http://127.0.0.1:9"',
-                   "env.open_timeout=2")  # fmt: skip
-    assert (found.code, found.failed) == (1, {"episode"}), found.text
-    assert (found["sample"][0], found["parity"]) == ("OK", ["OK"])
+    nowhere = ("env=openenv_remote", 'env.base_url="http://127.0.0.1:9"')
+    found = doctor(world, *nowhere, "env.open_timeout=2", "--no-training")
+    assert (found.code, found.failed) == (1, {"environment"}), found.text
+    assert "env.base_url: http://127.0.0.1:9 cannot be reached" in found.says("environment")
+    assert (found["episode"], found["sample"][0]) == (["SKIP"], "OK")
 
 
+CLASS = "mtrl_cli.tasks.blackjack.env:BlackjackEnvironment"
 GAME = """
 from openenv.core.env_server import Action, Environment, Observation, State
 
@@ -347,7 +361,7 @@ asyncio.run(AsyncSandbox.create("base", metadata={"mtrl": "sandbox", "mtrl_run":
 """
 
 
-# --- configuration, stops, what is left -----------------------------------------------------------
+# --- packages, configuration, stops, what is left -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -366,6 +380,20 @@ def test_what_is_wrong_here_is_told_and_what_needs_it_is_skipped(
     found = doctor(world, *arguments)
     assert (found.code, found.failed) == (1, {topic}), found.text
     assert says in found.says(topic)
+
+
+def test_packages_that_do_not_fit_or_own_one_name(world: World) -> None:
+    for name, version in (("numpy", "1.0"), ("openenv", "0.10.0")):
+        facts = world.folder / "site" / f"{name}-{version}.dist-info"
+        facts.mkdir(parents=True)
+        (facts / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    found = doctor(world, "group.size=1", PYTHONPATH=f"{ROOT}:{world.folder / 'site'}")
+    assert found.failed == {"configuration", "packages"}, found.text
+    assert "mtrl-cli requires numpy>=1.26, and 1.0 is installed → pip install" in found.says(
+        "packages"
+    )
+    assert "are both installed and own the same import package" in found.says("packages")
+    assert found["packages"].count("WARN") == 1
 
 
 def test_ctrl_c_gives_everything_back(world: World, server: ScriptedPolicyServer) -> None:
