@@ -233,12 +233,24 @@ class ScriptedPolicyServer:
             app, access_log=None, shutdown_timeout=0.05, handler_cancellation=True
         )
         await self._runner.setup()
+        self._loop = asyncio.get_running_loop()
+        await self._listen(port)
+
+    async def _listen(self, port: int) -> None:
         assert self._runner.server is not None
         self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
-        self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server, sock=self._listener
-        )
+        self._server = await self._loop.create_server(self._runner.server, sock=self._listener)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def refuse(self, seconds: float) -> None:
+        """Refuse new connections for so many seconds, from whatever thread but its own."""
+
+        async def close() -> None:
+            port = self._listener.getsockname()[1]
+            self._server.close()
+            self._loop.call_later(seconds, lambda: self._loop.create_task(self._listen(port)))
+
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result()
 
     async def stop(self) -> None:
         """Close every connection. What the service knows stays readable."""

@@ -1,16 +1,18 @@
 """One cell of the fault matrix: a training call meets a fault, the run is resumed to its end."""
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from tests.exactly_once import audit
 from tests.exactly_once.calls import BY_KIND, Call, Result
 from tests.exactly_once.late import keep_the_model, opened_meanwhile, took_effect
+from tests.exactly_once.lines import Place, unwatch, watch
 from tests.exactly_once.play import Setting, attempt, folder_in, served
 
 PATIENCE = 1.5
@@ -35,6 +37,8 @@ class Way:
     impatient: bool = False
     late: bool = False
     """The call takes effect after the next attempt has begun."""
+    refused: bool = False
+    """No fault: the server takes no connection for a moment after the intent."""
     half_way: bool = False
     """The server says that what it did is not whole, so looking for it does not help."""
 
@@ -49,6 +53,7 @@ def _plain(fault: faults.Fault) -> Callable[[faults.Gate], faults.Fault]:
 
 
 WAYS = (
+    Way("connection refused", _plain(faults.drop_request()), _DONE, refused=True),
     Way("request dropped", _plain(faults.drop_request()), _LOST, _DONE),
     Way("reply dropped", _plain(faults.drop_reply()), _LOST, _DONE),
     Way("reply cut in the middle", _plain(faults.cut()), _LOST, _DONE),
@@ -112,7 +117,8 @@ def _carry_out(
     _arrange(call, way, gate, server)
     before = folder_in(setting.runs)
     impatient = replace(setting, patience=PATIENCE) if way.impatient else setting
-    failed = attempt(impatient, before)
+    with _refusing(setting.runs, call, server) if way.refused else nullcontext():
+        failed = attempt(impatient, before)
     result.attempts += 1
     run = folder_in(setting.runs)
     assert run is not None, failed
@@ -137,6 +143,8 @@ def _carry_out(
 
 def _arrange(call: Call, way: Way, gate: faults.Gate, server: ScriptedPolicyServer) -> None:
     fault = way.fault(gate)
+    if way.refused:
+        return
     if way.poll:
         seen: list[object] = []
 
@@ -154,6 +162,25 @@ def _arrange(call: Call, way: Way, gate: faults.Gate, server: ScriptedPolicyServ
         server.faults.add(call.endpoint, fault, times=way.times, skip=call.skip)
     if way.late:
         keep_the_model(server, gate)
+
+
+@contextmanager
+def _refusing(runs: Path, call: Call, server: ScriptedPolicyServer) -> Iterator[None]:
+    """The server takes no connection for a moment, once the call's intent is written."""
+    intent = Place(f"{call.kind} intent", call.skip + 1, "after")
+    met: list[Place] = []
+
+    def watcher(now: Place, file: Path, record: Mapping[str, Any]) -> None:
+        if now == intent:
+            met.append(now)
+            server.refuse(0.6)
+
+    watch(runs, watcher)
+    try:
+        yield
+    finally:
+        unwatch(runs)
+    assert met, f"{intent} was not met"
 
 
 def _told(run: Path, call: Call, attempt: int) -> str:
@@ -177,7 +204,7 @@ def _flaws(
     failed: str | None,
     met: int,
 ) -> Iterator[str]:
-    if met == 0:
+    if met == 0 and not way.refused:
         yield "the fault was not met"
     yield from audit.counted(run, server)
     yield from audit.verified(run)
