@@ -5,7 +5,7 @@ sampled span holds exactly the ids and logprobs that the server returned; a brid
 the template puts between two turns. Nothing is ever removed, replaced or re-encoded, so what is
 trained is what was sampled.
 
-Rules, each checked when a span is appended (DESIGN: nothing is invented):
+Rules, each checked when a span is appended (nothing is invented):
 
 - every sampled token has exactly one finite logprob ≤ `LOGPROB_ALLOWANCE`; no other token has one;
 - the server's echo of the context, where there is one, equals what was sent plus what was sampled;

@@ -1,6 +1,6 @@
 """`training_groups`: what of the finished groups may be trained, and why the rest may not.
 
-A group passes when it is complete and every rule of DESIGN's token and group contract holds for
+A group passes when it is complete and every rule of the token and group contract holds for
 it once more, from the finished data: each member index exactly once (fewer only where
 ``on_failure: shrink`` left members out), one policy that is not too old, logprobs aligned with
 the sampled tokens, a finite reward, at least one trained token. What does not pass is counted by

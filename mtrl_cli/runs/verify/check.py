@@ -1,4 +1,4 @@
-"""`verify`: DESIGN section 4's token, group and commit rules, from a run's files alone.
+"""`verify`: the token, group and commit rules, from a run's files alone.
 
     read (metrics, run.json, commits, groups, ledger) → history → groups → calls → trajectories
 

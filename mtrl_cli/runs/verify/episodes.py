@@ -1,4 +1,4 @@
-"""One line of a trajectory file: its shape, and the token and turn rules of DESIGN section 4.
+"""One line of a trajectory file: its shape, and the token and turn rules.
 
 - spans tile the tokens: one prompt, then sampled and bridge in turn;
 - every sampled token has one finite logprob ≤ `LOGPROB_ALLOWANCE`, no other token has one;
