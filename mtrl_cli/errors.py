@@ -8,6 +8,9 @@ class MtrlError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    hint: str | None = None
+    """What to do about it, where that takes more than the text says."""
+
 
 class UsageError(MtrlError):
     """Usage, configuration or a missing secret."""

@@ -59,7 +59,9 @@ def train(
     resume: Annotated[
         str | None,
         typer.Option(
-            "--resume", metavar="RUN", help="Go on with this run: its id, a part of it, or last."
+            "--resume",
+            metavar="RUN",
+            help="Go on with this run: id, part of it, or last; RUN@STEP.",
         ),
     ] = None,
     force: Annotated[

@@ -22,7 +22,7 @@ from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.ledger import unstepped
 from mtrl_cli.runs.reap import read_entries
-from mtrl_cli.runs.registry import RunRecord, find_run
+from mtrl_cli.runs.registry import RunRecord, find_run, list_runs
 from mtrl_cli.runs.takeover import ANEW, NewConfig, beginning, refuse_live, whole_history
 
 
@@ -31,6 +31,7 @@ class Resume:
     """What the user asked for. ``force`` lets what is safe to change be changed."""
 
     run: str
+    """RUN, or RUN@STEP: an earlier training state. ``last`` is the newest run that trains."""
     runs: Path
     asked: Asked
     force: bool
@@ -44,22 +45,24 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
         StillRunning: it lives.
         UsageError: it cannot be resumed, or not with these settings.
     """
-    run = refuse_live(find_run(resume.runs, resume.run).path)
+    name, at = _place(resume.run)
+    run = refuse_live(_find(resume.runs, name).path)
     _refuse_kind(run)
     before, now = _configurations(run, resume.asked)
     teller.redact = now.redact
     history = whole_history(run)
+    stands = beginning(history, at)
     committed = history.last.step if history.last else 0
     changed = _accepted(run, differences(before, now, committed), resume.force)
     if shown.dry_run:
-        facts = _facts(run, history)
+        facts = _facts(run, stands)
         more = {"resumes": facts, "runs": facts["folder"]}
         return show_plan(resume.asked, now, shown.as_json, more)
     experiment = resolve(now)
     refuse_invalid(experiment, now, training=True)
     if not resume.force:
         _refuse_leaks(run, experiment)
-    if run.status == "finished" and experiment.train.steps <= committed:
+    if at is None and run.status == "finished" and experiment.train.steps <= committed:
         _say_finished(run, committed, resume.runs)
         return 0
     config = None
@@ -75,8 +78,25 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
         play=None,
         output=shown.output(),
     )
-    work = partial(training.resume, run.path, experiment, config, redact=now.redact)
+    work = partial(training.resume, run.path, experiment, config, at=at, redact=now.redact)
     return session.run(work)
+
+
+def _place(asked: str) -> tuple[str, int | None]:
+    """Raises: UsageError: what follows the @ is no step."""
+    name, at, step = asked.partition("@")
+    if at and not (step.isascii() and step.isdecimal()):
+        raise UsageError(f"--resume {asked}: write RUN@STEP, such as {name or 'RUN'}@12")
+    return name, int(step) if at else None
+
+
+def _find(runs: Path, name: str) -> RunRecord:
+    """As everywhere, but ``last`` is the newest training run: others cannot be resumed."""
+    if name == "last":
+        trained = (run for run in list_runs(runs) if run.state.get("kind") == "train")
+        if (newest := next(trained, None)) is not None:
+            return newest
+    return find_run(runs, name)
 
 
 def _refuse_kind(run: RunRecord) -> None:
@@ -96,8 +116,8 @@ def _configurations(run: RunRecord, asked: Asked) -> tuple[Composed, Composed]:
     return before, compose(conf or own, overrides, asked.config_dirs)
 
 
-def _facts(run: RunRecord, history: History) -> dict[str, Any]:
-    last = beginning(history).last
+def _facts(run: RunRecord, stands: History) -> dict[str, Any]:
+    last = stands.last
     step = ANEW if last is None else last.step
     return {"run": run.id, "folder": str(run.path), "attempt": run.attempt + 1, "step": step}
 

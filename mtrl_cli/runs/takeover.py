@@ -9,17 +9,17 @@ Under the run's lock, in this order:
 4. commits after the one where the attempt begins are voided, durably, before anything is asked of
    a server; trajectories of those steps are moved to ``trajectories/voided-by-aN/``.
 
-The attempt begins at the last commit that has a training state. Without one it begins anew, with
-a model of the same seed.
+The attempt begins at the last commit that has a training state, or at an earlier one that is asked
+for, where the last one's is lost. Without a state it begins anew, with a model of the same seed.
 """
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.errors import MtrlError
+from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.cancel import look, settled
 from mtrl_cli.runs.commits import History, read_history, rollback
 from mtrl_cli.runs.control import locked
@@ -100,10 +100,32 @@ def whole_history(run: RunRecord) -> History:
     return history
 
 
-def beginning(history: History) -> History:
-    """The commits that stand for an attempt that begins now."""
-    last = history.last_with_state
-    return history.up_to(ANEW if last is None else last.step)
+def beginning(history: History, at: int | None = None) -> History:
+    """The commits that stand for an attempt that begins now.
+
+    Args:
+        at: the step to begin at; None is the last one that has a training state, 0 begins anew.
+
+    Raises:
+        UsageError: the step has no training state.
+    """
+    last = history.last_with_state if at is None else history.at(at)
+    if at == 0 or (at is None and last is None):
+        return history.up_to(ANEW)
+    if last is None or last.state is None:
+        raise UsageError(
+            f"no training state of step {at} stands; a resume can begin at {_or(states(history))}"
+        )
+    return history.up_to(last.step)
+
+
+def states(history: History) -> list[int]:
+    """The steps where an attempt can begin: 0, which is anew, and those with a training state."""
+    return [0, *(commit.step for commit in history.commits if commit.step and commit.state)]
+
+
+def _or(steps: Sequence[int]) -> str:
+    return " or ".join(filter(None, [", ".join(map(str, steps[:-1])), str(steps[-1])]))
 
 
 def take_over(
@@ -111,21 +133,24 @@ def take_over(
     settle: Callable[[Path], Reaped],
     *,
     config: NewConfig | None = None,
+    at: int | None = None,
     redact: Redact = str,
 ) -> Takeover:
     """Take the run in ``path`` over. Blocks: for the lock, and while its last attempt is settled.
 
     Args:
         settle: returns what a run without a process has left; see `mtrl_cli.training.reaping`.
+        at: the step to begin at; see `beginning`.
 
     Raises:
         StillRunning: it lives, or somebody else was quicker.
+        UsageError: it cannot begin there.
         MtrlError: its files are damaged.
     """
     with locked(path):
         run, reaped = settled(refuse_live(path), settle)
         history = whole_history(run)
-        stands = beginning(history)
+        stands = beginning(history, at)
         step = ANEW if stands.last is None else stands.last.step
         if config is not None:
             _change_config(path, run.state, config)

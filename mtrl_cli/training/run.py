@@ -53,6 +53,7 @@ async def resume(
     experiment: Experiment,
     config: NewConfig | None = None,
     *,
+    at: int | None = None,
     observer: Observer,
     stop: StopRequest,
     redact: Redact = str,
@@ -60,7 +61,8 @@ async def resume(
     """Go on with the run in the folder ``run``, as its next attempt.
 
     ``experiment`` is what the run was started with, or what it may be changed to; ``config`` is
-    that change, None where there is none.
+    that change, None where there is none. ``at`` is the step to begin at; None is the last one
+    that has a training state.
 
     Raises:
         StillRunning: the run lives, or somebody else has resumed it meanwhile.
@@ -72,7 +74,7 @@ async def resume(
         return cancelled_before_it_began()
 
     def take() -> tuple[RunFolder, History, Reaped | None]:
-        taken = take_over(run, settle, config=config, redact=redact)
+        taken = take_over(run, settle, config=config, at=at, redact=redact)
         return taken.folder, taken.history, taken.reaped
 
     folder, history, reaped = await finish(asyncio.to_thread(take))

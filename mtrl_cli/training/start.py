@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.takeover import states
+from mtrl_cli.servers.errors import Refused
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.operations import Operations
 
@@ -55,10 +57,24 @@ async def begin(folder: RunFolder, operations: Operations, history: History) -> 
         commit(folder, 0, initial, None, {})
         return Start(initial, initial, history)
     assert last.state is not None  # an attempt begins at a commit that has one
-    await operations.load_state(last.state)
+    await _load(operations, last.state, history)
     policy = PolicySnapshot(await _publish(folder, operations, last.policy_step), last.policy_step)
     folder.begun_at(policy.uri)
     return Start(PolicySnapshot(first.policy, 0), policy, history)
+
+
+async def _load(operations: Operations, state: str, history: History) -> None:
+    """Load a training state.
+
+    Raises:
+        Refused: the server does not have it, or cannot read it; the hint names earlier ones.
+    """
+    try:
+        await operations.load_state(state)
+    except Refused as error:
+        earlier = ", ".join(map(str, states(history)[:-1]))
+        error.hint = f"begin at an earlier state ({earlier}): mtrl train --resume RUN@STEP"
+        raise
 
 
 async def _publish(folder: RunFolder, operations: Operations, step: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.differences import RULES, differences
 from mtrl_cli.config.keys import schema_keys
-from mtrl_cli.runs.commits import Commit
+from mtrl_cli.runs.commits import Commit, read_history
 from mtrl_cli.runs.files import RecordFile
 from tests.cli.processes import mtrl
 from tests.runs.dead import Line, amend, dead_run
@@ -182,3 +182,41 @@ def test_what_is_safe_to_change(before: list[str], now: list[str], safe: bool) -
 def test_secrets_and_the_folder_of_runs_are_not_compared() -> None:
     other = compose("blackjack", ["server.api_key=abcdefg", "run.dir=elsewhere"])
     assert differences(compose("blackjack"), other, 0) == []
+
+
+def test_an_earlier_state_where_the_server_has_lost_the_last_one(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    settings = (
+        f"server.store={store}", "train.steps=4", "train.checkpoint_every=2", "train.lora_rank=4",
+        "group.size=2", "group.per_step=1", "eval.games=0", "env.check_seeds=false",
+    )  # fmt: skip
+    assert mtrl("train", *settings, cwd=tmp_path).returncode == 0
+    # A run that trains nothing does not take the place of the last one that does.
+    assert mtrl("rollout", *settings, "--groups", "1", cwd=tmp_path).returncode == 0
+    [lost] = store.glob("models/*/weights/*step-000004.npz")
+    lost.unlink()
+
+    more = ("train.steps=5", "--force")
+    ended = mtrl("train", "--resume", "last", *more, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "hint: begin at an earlier state (0, 2): mtrl train --resume RUN@STEP" in ended.stderr
+
+    ended = mtrl("train", "--resume", "last@3", *more, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "no training state of step 3 stands; a resume can begin at 0, 2 or 4" in ended.stderr
+    ended = mtrl("train", "--resume", "last@x", *more, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "write RUN@STEP" in ended.stderr
+
+    ended = mtrl("train", "--resume", "last@2", *more, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    [trained] = [
+        path
+        for path in (tmp_path / "runs").iterdir()
+        if not path.is_symlink() and (path / "commits.jsonl").read_text()
+    ]
+    found = read_history(trained / "commits.jsonl")
+    assert [commit.step for commit in found.commits] == [0, 1, 2, 3, 4, 5]
+    assert sorted(found.consumed) == [0, 1, 2, 3, 4]
+    checked = mtrl("verify", trained.name, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout
