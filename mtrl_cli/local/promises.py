@@ -102,10 +102,6 @@ class Promises:
             raise RefusedError(410, f"request_id: the answer of {request_id} is no longer kept")
         raise RefusedError(404, "request_id: not given by this server process")
 
-    def fail_owner(self, owner: str, failure: Failure) -> None:
-        for promise in [p for p in self._pending.values() if p.owner == owner]:
-            self.resolve(promise, failure)
-
     def sweep(self) -> None:
         self._drop_old()
 

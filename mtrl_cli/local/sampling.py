@@ -203,6 +203,9 @@ class Sampling:
         """Cancel what the session has in flight and drop its sampling sessions."""
         for promise in [p for p in self._works if p.owner == session.id]:
             self._thread.cancel(self._works.pop(promise))
+            self._promises.resolve(
+                promise, Failure(f"{session.id} is gone: {reason}; not executed", "user")
+            )
             self.cancelled += 1
         for sampler_id in session.samplers:
             sampler = self._samplers.pop(sampler_id)

@@ -75,16 +75,18 @@ class Service:
         return self.sessions.create()
 
     def end_session(self, session_id: str, reason: str) -> None:
-        """Free everything the session holds; its unanswered promises end with the reason."""
+        """Free everything the session holds.
+
+        What it has sampled without an answer ends with the reason. Training calls end by
+        themselves: the one at work with its result, those queued behind it by finding their model
+        gone. So an answer of "not executed" is true.
+        """
         session = self.sessions.remove(session_id, reason)
         if session is None:
             return
         self.sampling.release(session, reason)
         for model_id in list(session.models):
             self._remove_model(model_id, reason)
-        self.promises.fail_owner(
-            session_id, Failure(f"{session_id} is gone: {reason}; not executed", "user")
-        )
 
     async def _sweep(self) -> None:
         while True:

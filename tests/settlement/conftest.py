@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.settlement.cells import Result, run_cell
 from tests.settlement.matrix import AT_ONCE, Cell
 from tests.settlement.ways import BY_NAME
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,7 +19,8 @@ def cell_result(request: pytest.FixtureRequest) -> Iterator[Callable[[Cell], Res
     here, beside the tests that mostly wait for something that never answers."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running: dict[Cell, Future[Result]] = {}
-        for item in request.session.items:
+        here = [item for item in request.session.items if item.path.is_relative_to(HERE)]
+        for item in here:
             parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(
                 item, "callspec"
             ) else {}  # fmt: skip
