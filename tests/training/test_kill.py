@@ -67,6 +67,7 @@ def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("kills", "seed"), [(2, 1), pytest.param(10, 7, marks=pytest.mark.long)], ids=["2", "10"]
 )
