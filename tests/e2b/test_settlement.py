@@ -3,8 +3,8 @@ life, stopped in every way, and audited by the emulator's own count."""
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.e2b_emulator import E2BEmulator
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+from tests.cells import asked_for, parameters, side_by_side
 from tests.cli.processes import mtrl
 from tests.settlement import audit
 from tests.settlement.process import APART, Running
@@ -53,7 +54,10 @@ PHASES = (
     Phase("kill, before it takes effect", "kill", executes=False),
     Phase("kill, after it took effect", "kill"),
 )
-CELLS = [(phase.name, way.name) for phase in PHASES for way in WAYS]
+Cell = tuple[str, str]
+"""Phase, way."""
+
+CELLS: list[Cell] = [(phase.name, way.name) for phase in PHASES for way in WAYS]
 SAMPLE = [
     ("creation, after it took effect", "SIGINT ×2"),
     ("step", "SIGTERM"),
@@ -152,27 +156,18 @@ def _cancel(cwd: Path, environ: dict[str, str], *options: str) -> tuple[int, str
 
 
 @pytest.fixture(scope="module")
-def cells(request: pytest.FixtureRequest) -> "Iterator[dict[tuple[str, str], Future[list[str]]]]":
-    """All cells of this session, side by side: each is a few processes that mostly wait."""
+def broken_promises(request: pytest.FixtureRequest) -> Iterator[Callable[[Cell], list[str]]]:
+    """Those of a cell. All cells of this session run side by side: each is a few processes that
+    mostly wait."""
     phases = {phase.name: phase for phase in PHASES}
-    with ThreadPoolExecutor(3) as pool:
-        running = {}
-        for item in request.session.items:
-            parameters = getattr(getattr(item, "callspec", None), "params", {})
-            if item.path == Path(__file__) and "cell" in parameters:
-                phase, way = parameters["cell"]
-                running[phase, way] = pool.submit(run_cell, phases[phase], BY_NAME[way])
-        yield running
-        for future in running.values():
-            future.cancel()
+
+    def run(cell: Cell) -> list[str]:
+        return run_cell(phases[cell[0]], BY_NAME[cell[1]])
+
+    with side_by_side(3, run, asked_for(request.session, Path(__file__), "cell")) as result:
+        yield result
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        pytest.param(cell, id=" / ".join(cell), marks=[] if cell in SAMPLE else [pytest.mark.long])
-        for cell in CELLS
-    ],
-)
-def test_cell(cell: tuple[str, str], cells: "dict[tuple[str, str], Future[list[str]]]") -> None:
-    assert cells[cell].result() == []
+@pytest.mark.parametrize("cell", parameters(CELLS, SAMPLE, " / ".join))
+def test_cell(cell: Cell, broken_promises: Callable[[Cell], list[str]]) -> None:
+    assert broken_promises(cell) == []

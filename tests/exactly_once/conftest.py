@@ -1,10 +1,11 @@
 """Cells run side by side, in this process's threads and the processes of a zygote."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from tests.cells import asked_for, side_by_side
 from tests.exactly_once.calls import Result
 from tests.exactly_once.matrix import AT_ONCE, CELLS
 from tests.exactly_once.play import environment_in
@@ -30,17 +31,6 @@ def cell_result(
     request: pytest.FixtureRequest, zygote: Zygote
 ) -> Iterator[Callable[[str], Result]]:
     """The result of a cell. All cells that this session will ask for begin with the first."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        running: dict[str, Future[Result]] = {}
-        for item in request.session.items:
-            parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(
-                item, "callspec"
-            ) else {}  # fmt: skip
-            name = parameters.get("once")
-            if isinstance(name, str):
-                running[name] = pool.submit(CELLS[name].run, zygote)
-        try:
-            yield lambda name: running[name].result()
-        finally:
-            for future in running.values():
-                future.cancel()
+    names = asked_for(request.session, Path(__file__).parent, "once")
+    with side_by_side(AT_ONCE, lambda name: CELLS[name].run(zygote), names) as result:
+        yield result

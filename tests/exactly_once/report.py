@@ -8,11 +8,10 @@ With ``--check`` the file is left alone, and the exit code says whether every ce
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.cells import report, side_by_side
 from tests.exactly_once.calls import CALLS, Result
 from tests.exactly_once.faulty import WAYS
 from tests.exactly_once.lines import WHENS
@@ -20,7 +19,6 @@ from tests.exactly_once.matrix import AT_ONCE, CELLS, FIRST, RESUMED
 from tests.exactly_once.play import environment_in
 from tests.exactly_once.zygote import Zygote
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "exactly-once.md"
 Results = Mapping[str, Result]
 
 
@@ -30,9 +28,8 @@ def run_all() -> Results:
         os.environ.update(environ)
         zygote = Zygote(environ)
         try:
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                running = {name: pool.submit(cell.run, zygote) for name, cell in CELLS.items()}
-                return {name: future.result() for name, future in running.items()}
+            with side_by_side(AT_ONCE, lambda name: CELLS[name].run(zygote), CELLS) as result:
+                return {name: result(name) for name in CELLS}
         finally:
             zygote.close()
 
@@ -80,29 +77,9 @@ def _holding(results: Results, rows: list[str], when: str) -> str:
     return f"{good} of {len(found)}" if good == len(found) else f"**{good} of {len(found)}**"
 
 
-def _written(text: str, name: str, lines: Iterator[str]) -> str:
-    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    return before + begin + "".join(lines) + end + after
-
-
 def main() -> int:
-    began = time.monotonic()
-    results = run_all()
-    broken = {name: result for name, result in results.items() if not result.good}
-    for name, result in broken.items():
-        print(f"{name}: {'; '.join(result.flaws)}", file=sys.stderr)
-    took = time.monotonic() - began
-    print(f"{len(results) - len(broken)} of {len(results)} cells hold; {took:.0f} s")
-    if "--check" not in sys.argv:
-        text = DOCUMENT.read_text(encoding="utf-8")
-        for name, table in (
-            ("faults", fault_table), ("kills", kill_table), ("late", late_table),
-        ):  # fmt: skip
-            text = _written(text, name, table(results))
-        DOCUMENT.write_text(text, encoding="utf-8")
-    return 1 if broken else 0
+    tables = {"faults": fault_table, "kills": kill_table, "late": late_table}
+    return report("exactly-once.md", run_all, tables)
 
 
 if __name__ == "__main__":

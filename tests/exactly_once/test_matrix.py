@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mtrl_cli.testing import faults
+from tests.cells import parameters
 from tests.exactly_once import audit
 from tests.exactly_once.calls import Result
 from tests.exactly_once.killed import PRELUDE, places
@@ -19,13 +20,7 @@ from tests.exactly_once.play import RESUME, Setting, attempt, served
 from tests.exactly_once.zygote import Zygote
 
 
-@pytest.mark.parametrize(
-    "once",
-    [
-        pytest.param(name, id=name, marks=[] if name in SAMPLE else [pytest.mark.long])
-        for name in CELLS
-    ],
-)
+@pytest.mark.parametrize("once", parameters(CELLS, SAMPLE))
 def test_cell(once: str, cell_result: Callable[[str], Result]) -> None:
     assert cell_result(once).flaws == []
 

@@ -1,7 +1,8 @@
 """Which cells there are."""
 
+from tests.settlement.cells import Result, run_cell
 from tests.settlement.phases import EMBEDDED, PHASES
-from tests.settlement.ways import WAYS, applies
+from tests.settlement.ways import BY_NAME, WAYS, applies
 
 AT_ONCE = 4
 """Cells that run side by side: each is a few processes that mostly wait."""
@@ -33,3 +34,8 @@ SAMPLE: list[Cell] = [
 def name(cell: Cell) -> str:
     phase, way, embedded = cell
     return f"{phase} / {way}" + (" / embedded" if embedded else "")
+
+
+def run(cell: Cell) -> Result:
+    phase, way, embedded = cell
+    return run_cell(phase, BY_NAME[way], embedded=embedded)

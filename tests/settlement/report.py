@@ -6,35 +6,26 @@ With ``--check`` the file is left alone, and the exit code says whether every ce
 """
 
 import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
-from tests.settlement.cells import Result, run_cell
-from tests.settlement.matrix import AT_ONCE, CELLS, Cell, name
+from tests.cells import report, side_by_side
+from tests.settlement.cells import Result
+from tests.settlement.matrix import AT_ONCE, CELLS, name, run
 from tests.settlement.phases import EMBEDDED, PHASES
-from tests.settlement.ways import BY_NAME, WAYS
-
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settlement.md"
-_BEGIN, _END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
+from tests.settlement.ways import WAYS
 
 
-def run_all() -> dict[Cell, Result]:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = {
-            cell: pool.submit(run_cell, cell[0], BY_NAME[cell[1]], embedded=cell[2])
-            for cell in CELLS
-        }
-        return {cell: future.result() for cell, future in running.items()}
+def run_all() -> Mapping[str, Result]:
+    with side_by_side(AT_ONCE, run, CELLS) as result:
+        return {name(cell): result(cell) for cell in CELLS}
 
 
-def table(results: dict[Cell, Result]) -> Iterator[str]:
+def table(results: Mapping[str, Result]) -> Iterator[str]:
     yield f"| held in | {' | '.join(way.name for way in WAYS)} |\n"
     yield "|---" * (len(WAYS) + 1) + "|\n"
     rows = [(phase.name, False) for phase in PHASES] + [(phase, True) for phase in EMBEDDED]
     for phase, embedded in rows:
-        cells = [_mark(results.get((phase, way.name, embedded))) for way in WAYS]
+        cells = [_mark(results.get(name((phase, way.name, embedded)))) for way in WAYS]
         yield f"| {phase}{' (embedded server)' if embedded else ''} | {' | '.join(cells)} |\n"
 
 
@@ -44,22 +35,5 @@ def _mark(result: Result | None) -> str:
     return f"{result.code}, {result.commits}" if result.good else "**broken**"
 
 
-def main() -> int:
-    began = time.monotonic()
-    results = run_all()
-    broken = {cell: result for cell, result in results.items() if not result.good}
-    for cell, result in broken.items():
-        print(f"{name(cell)}: {'; '.join(result.flaws)}", file=sys.stderr)
-    took = time.monotonic() - began
-    print(f"{len(results) - len(broken)} of {len(results)} cells hold; {took:.0f} s")
-    if "--check" not in sys.argv:
-        text = DOCUMENT.read_text(encoding="utf-8")
-        before, _, rest = text.partition(_BEGIN)
-        _, _, after = rest.partition(_END)
-        written = before + _BEGIN + "".join(table(results)) + _END + after
-        DOCUMENT.write_text(written, encoding="utf-8")
-    return 1 if broken else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report("settlement.md", run_all, {"matrix": table}))

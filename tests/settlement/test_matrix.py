@@ -8,17 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.cells import parameters
 from tests.settlement.cells import Result
 from tests.settlement.matrix import CELLS, SAMPLE, Cell, name
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        pytest.param(cell, id=name(cell), marks=[] if cell in SAMPLE else [pytest.mark.long])
-        for cell in CELLS
-    ],
-)
+@pytest.mark.parametrize("cell", parameters(CELLS, SAMPLE, name))
 def test_cell(cell: Cell, cell_result: Callable[[Cell], Result]) -> None:
     result = cell_result(cell)
     assert result.flaws == [], result.told
