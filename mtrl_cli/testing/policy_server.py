@@ -33,7 +33,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from types import TracebackType
 from typing import Any, Literal
 
 from aiohttp import web
@@ -53,7 +52,7 @@ from mtrl_cli.testing.scripted_service import (
     Snapshots,
     Trainer,
 )
-from mtrl_cli.testing.server_thread import ServerThread
+from mtrl_cli.testing.server_thread import LoopbackServer
 from mtrl_cli.wire.tinker_messages import CONTENT_TYPE as PROTOBUF
 
 _FORMATS = {"application/json": "json", PROTOBUF: "protobuf"}
@@ -79,7 +78,7 @@ class Request:
     """`time.monotonic` of the arrival."""
 
 
-class ScriptedPolicyServer:
+class ScriptedPolicyServer(LoopbackServer):
     """See the module's docstring.
 
     Args:
@@ -145,7 +144,6 @@ class ScriptedPolicyServer:
         self._hosted = hosted
         self._requests: list[Request] = []
         self._outliving: set[asyncio.Task[web.Response]] = set()
-        self._thread: ServerThread | None = None
         self.faults = FaultPlan()
         self.url = ""
 
@@ -194,33 +192,6 @@ class ScriptedPolicyServer:
         return self._service.promised.get(str(request))
 
     # Its life.
-
-    async def __aenter__(self) -> "ScriptedPolicyServer":
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        await self.stop()
-
-    def __enter__(self) -> "ScriptedPolicyServer":
-        self._thread = ServerThread(self, "scripted-policy-server")
-        self._thread.start_and_wait()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        if self._thread is not None:
-            self._thread.stop_and_wait()
-            self._thread = None
 
     async def start(self, port: int = 0) -> None:
         """Listen. A fixed ``port`` lets a test stop a server and start it again in its place."""

@@ -1,23 +1,59 @@
-"""A test server on a thread and an event loop of its own, for synchronous tests."""
+"""Test servers, each on the event loop of its test or on a thread with a loop of its own."""
 
 import asyncio
 import threading
-from typing import Protocol
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
 
 
-class Served(Protocol):
-    """What can be run there."""
+class LoopbackServer(ABC):
+    """A server that a test enters: with ``async with`` it runs on the test's event loop, with
+    ``with`` on a thread of its own, for synchronous tests."""
 
-    async def start(self) -> None: ...
+    _thread: "ServerThread | None" = None
 
-    async def stop(self) -> None: ...
+    @abstractmethod
+    async def start(self, port: int = 0) -> None:
+        """Listen. Raises: OSError."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Close every connection."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def __enter__(self) -> Self:
+        self._thread = ServerThread(self)
+        self._thread.start_and_wait()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._thread.stop_and_wait()
+            self._thread = None
 
 
 class ServerThread(threading.Thread):
     """Runs a server on an event loop of its own."""
 
-    def __init__(self, server: Served, name: str) -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, server: LoopbackServer) -> None:
+        super().__init__(name=type(server).__name__, daemon=True)
         self._server = server
         self._ready = threading.Event()
         self._error: BaseException | None = None

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -16,7 +15,7 @@ from mtrl_cli.testing.e2b_emulator.envd import Envd
 from mtrl_cli.testing.e2b_emulator.sandboxes import Refusal, Sandbox, Sandboxes
 from mtrl_cli.testing.e2b_emulator.wire import break_connection, gone, rest_error, unframed
 from mtrl_cli.testing.faults import Fault, FaultPlan
-from mtrl_cli.testing.server_thread import ServerThread
+from mtrl_cli.testing.server_thread import LoopbackServer
 
 _RPC = {"Start": "start", "Connect": "start", "SendInput": "send_input"}
 _PAGE = 100
@@ -33,7 +32,7 @@ class Seen:
     """`time.monotonic`."""
 
 
-class E2BEmulator:
+class E2BEmulator(LoopbackServer):
     """See the package's docstring.
 
     Args:
@@ -56,7 +55,6 @@ class E2BEmulator:
             "longest": longest,
         }
         self._seen: list[Seen] = []
-        self._thread: ServerThread | None = None
         self._sandboxes: Sandboxes | None = None
         self.faults = FaultPlan()
         self.url = ""
@@ -101,33 +99,6 @@ class E2BEmulator:
         return self._sandboxes
 
     # Its life.
-
-    def __enter__(self) -> "E2BEmulator":
-        self._thread = ServerThread(self, "e2b-emulator")
-        self._thread.start_and_wait()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        if self._thread is not None:
-            self._thread.stop_and_wait()
-            self._thread = None
-
-    async def __aenter__(self) -> "E2BEmulator":
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     async def start(self, port: int = 0) -> None:
         """Listen. Raises: OSError."""
