@@ -22,7 +22,7 @@ from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.ledger import unstepped
 from mtrl_cli.runs.reap import read_entries
-from mtrl_cli.runs.registry import RunRecord, find_run, list_runs
+from mtrl_cli.runs.registry import RunRecord, find_run, newest_trained, run_at
 from mtrl_cli.runs.takeover import ANEW, NewConfig, beginning, refuse_live, whole_history
 
 
@@ -45,7 +45,7 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
         StillRunning: it lives.
         UsageError: it cannot be resumed, or not with these settings.
     """
-    name, at = _place(resume.run)
+    name, at = run_at(resume.run, f"--resume {resume.run}")
     run = refuse_live(_find(resume.runs, name).path)
     _refuse_kind(run)
     before, now = _configurations(run, resume.asked)
@@ -82,21 +82,10 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
     return session.run(work)
 
 
-def _place(asked: str) -> tuple[str, int | None]:
-    """Raises: UsageError: what follows the @ is no step."""
-    name, at, step = asked.partition("@")
-    if at and not (step.isascii() and step.isdecimal()):
-        raise UsageError(f"--resume {asked}: write RUN@STEP, such as {name or 'RUN'}@12")
-    return name, int(step) if at else None
-
-
 def _find(runs: Path, name: str) -> RunRecord:
     """As everywhere, but ``last`` is the newest training run: others cannot be resumed."""
-    if name == "last":
-        trained = (run for run in list_runs(runs) if run.state.get("kind") == "train")
-        if (newest := next(trained, None)) is not None:
-            return newest
-    return find_run(runs, name)
+    newest = newest_trained(runs) if name == "last" else None
+    return newest or find_run(runs, name)
 
 
 def _refuse_kind(run: RunRecord) -> None:

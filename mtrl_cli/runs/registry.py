@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.errors import MtrlError
+from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.liveness import lives
 
 _SHOWN = 5
@@ -100,6 +100,31 @@ def find_run(runs: Path, asked: str) -> RunRecord:
     if not names:
         raise NoSuchRun(f"no run {asked!r}: there are no runs in {runs} (see --runs-dir)")
     raise NoSuchRun(f"no run {asked!r} in {runs} (see --runs-dir); there are: {_listed(names)}")
+
+
+def newest_trained(runs: Path) -> RunRecord | None:
+    """The newest run that trains: what ``last`` means where no other run will do."""
+    every = (read_run(runs / name) for name in run_names(runs))
+    return next((run for run in every if run.state.get("kind") == "train"), None)
+
+
+def run_at(asked: str, told: str, *, last: bool = False) -> tuple[str, int | None]:
+    """The run and the step that RUN or RUN@STEP names; the step is None where none is written.
+
+    Args:
+        told: the option or the setting with its value, for the message.
+        last: RUN@last may be written too, and is RUN.
+
+    Raises:
+        UsageError: what follows the @ is no step.
+    """
+    name, at, step = asked.partition("@")
+    if not at or (last and step == "last"):
+        return name, None
+    if not (step.isascii() and step.isdecimal()):
+        also = " or @last" if last else ""
+        raise UsageError(f"{told}: write RUN@STEP, such as {name or 'RUN'}@12{also}")
+    return name, int(step)
 
 
 def _goes_by(name: str, asked: str) -> bool:

@@ -29,7 +29,7 @@ from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.runs.commits import Commit, History, read_history
 from mtrl_cli.runs.places import default_store
 from mtrl_cli.runs.policies import policy_names, read_policy
-from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run, list_runs
+from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run, newest_trained, run_at
 
 if TYPE_CHECKING:
     from mtrl_cli.servers.interface import TrainingService
@@ -113,11 +113,10 @@ def trained_run(runs: Path, asked: str) -> RunRecord:
         UsageError: it trains nothing.
     """
     if asked == "last":
-        trained = (run for run in list_runs(runs) if run.state.get("kind") == "train")
-        run = next(trained, None)
-        if run is None:
+        newest = newest_trained(runs)
+        if newest is None:
             raise NoSuchRun(f"no run in {runs} trains (see --runs-dir)")
-        return run
+        return newest
     run = find_run(runs, asked)
     if (kind := run.state.get("kind")) != "train":
         raise UsageError(f"run {run.id} is of the kind {kind!r}: it made no policy")
@@ -179,17 +178,13 @@ def _by_uri(asked: str, server: ServerConfig) -> ChosenPolicy:
 
 
 def _by_run(asked: str, runs: Path, server: ServerConfig) -> ChosenPolicy:
-    name, _, at = asked.partition("@")
-    if asked == "last":
-        at = "last"
-    if at != "last" and not at.isdecimal():
-        raise UsageError(f"policy={asked}: write RUN@STEP, such as {name or 'RUN'}@12 or @last")
+    name, step = run_at(asked, f"policy={asked}", last=True)
     try:
         run = trained_run(runs, name)
     except NoSuchRun as error:
         raise UsageError(f"policy={asked}: {error}") from error
     history = read_history(run.path / "commits.jsonl")
-    commit = commit_at(history, None if at == "last" else int(at), run.id)
+    commit = commit_at(history, step, run.id)
     _require_same_server(server_facts(run_server(run.path)), server, asked)
     initial = history.initial
     return ChosenPolicy(commit.policy, commit.policy_step, initial.policy if initial else None)
