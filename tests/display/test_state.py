@@ -1,5 +1,6 @@
 """The state of a screen, folded from events."""
 
+import copy
 import time
 
 import pytest
@@ -143,7 +144,19 @@ def test_what_is_borrowed_is_named_by_the_ids_that_are_known(state: RunState) ->
 
 
 def test_unknown_events_are_not_for_this_screen(state: RunState) -> None:
+    start(state, 0)
+    before = shown(state)
     state.apply(object(), 1.0)
+    assert shown(state) == before
+    state.apply(TurnSampled(0, 0, 0, 20), 1.0)
+    assert shown(state) != before
+
+
+def shown(state: RunState) -> dict[str, object]:
+    """All that it holds, as it is at this moment."""
+    return {
+        name: copy.deepcopy(value) for name, value in vars(state).items() if name != "_handlers"
+    }
 
 
 def test_a_turn_costs_little(state: RunState) -> None:

@@ -208,11 +208,8 @@ async def test_a_cancelled_creation_in_flight_is_awaited_and_killed(emulator: E2
 
 @pytest.mark.long
 async def test_256_sandboxes_at_once(emulator: E2BEmulator) -> None:
-    await many(emulator, 256)
-
-
-async def many(emulator: E2BEmulator, count: int) -> None:
     """Every one has a stream open at the same time."""
+    count = 256
     ready, all_ready = 0, asyncio.Event()
 
     async def one(use: Rig, number: int) -> str:

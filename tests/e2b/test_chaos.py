@@ -82,7 +82,16 @@ def rollout(use: Rig, policy: Stands, concurrency: int) -> ClientMultiTurnRollou
     )  # fmt: skip
 
 
-async def storm(emulator: E2BEmulator, groups: int, cancelled: int, wide: int, times: int) -> None:
+@pytest.mark.parametrize(
+    ("groups", "cancelled", "wide", "times"),
+    [
+        pytest.param(4, 1, 16, 1, id="33 trajectories"),
+        pytest.param(15, 3, 48, 3, id="120 trajectories", marks=pytest.mark.long),
+    ],
+)
+async def test_trajectories_under_every_fault(
+    emulator: E2BEmulator, groups: int, cancelled: int, wide: int, times: int
+) -> None:
     """``groups`` groups of 7 are played, ``cancelled`` groups of 5 are dropped on their way."""
     draw = random.Random(5)
     for operation, fault in FAULTS * times:
@@ -125,12 +134,3 @@ def check(group: Group) -> None:
             failure.admission.member == member.admission.member for failure in group.failures
         )
     assert all(failure.reward is None for failure in group.failures)
-
-
-async def test_some_trajectories_under_every_fault(emulator: E2BEmulator) -> None:
-    await storm(emulator, groups=4, cancelled=1, wide=16, times=1)
-
-
-@pytest.mark.long
-async def test_120_trajectories_under_every_fault(emulator: E2BEmulator) -> None:
-    await storm(emulator, groups=15, cancelled=3, wide=48, times=3)
