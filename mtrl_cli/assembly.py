@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mtrl_cli.chat.renderer import RendererChat as RendererChat
-from mtrl_cli.chat.tokenizer import load_tokenizer
+from mtrl_cli.chat.tokenizer import load_tokenizer as load_tokenizer
 from mtrl_cli.child import ChildServer
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerConfig
 from mtrl_cli.envs import distribution

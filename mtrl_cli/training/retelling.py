@@ -7,11 +7,14 @@ given what the run recorded beside the tokens. It implements `runs.verify.episod
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.ports import Chat, Task
 from mtrl_cli.runs.verify.episodes import Call, Said
+
+if TYPE_CHECKING:
+    from mtrl_cli.config.schema import Experiment
 
 
 class RunRetelling:
@@ -52,11 +55,8 @@ def retelling_of(run: Path) -> RunRetelling:
             is not to be had here.
     """
     from mtrl_cli.assembly import harness_factory, reading_parts
-    from mtrl_cli.config.compose import compose
-    from mtrl_cli.config.resolve import resolve
 
-    experiment = resolve(compose(str(run / "config.yaml")), secrets=False)
-    chat, task, vocab = reading_parts(experiment, _listed(run))
+    chat, task, vocab = reading_parts(_experiment(run), _listed(run))
     return RunRetelling(chat, task, vocab, harnessed=harness_factory(task) is not None)
 
 
@@ -64,15 +64,18 @@ def decoder_of(run: Path) -> Callable[[Sequence[int]], str]:
     """What gives the text of tokens of the run in this folder.
 
     Raises:
-        MtrlError: as `retelling_of`.
+        MtrlError: the configuration does not compose, or the tokenizer is not to be had here.
     """
-    from mtrl_cli.assembly import reading_parts
+    from mtrl_cli.assembly import load_tokenizer
+
+    return load_tokenizer(_experiment(run).server.tokenizer).decode
+
+
+def _experiment(run: Path) -> "Experiment":
     from mtrl_cli.config.compose import compose
     from mtrl_cli.config.resolve import resolve
 
-    experiment = resolve(compose(str(run / "config.yaml")), secrets=False)
-    tokenizer = reading_parts(experiment, _listed(run))[0].tokenizer
-    return lambda ids: tokenizer.decode(list(ids))
+    return resolve(compose(str(run / "config.yaml")), secrets=False)
 
 
 def _listed(run: Path) -> Mapping[str, Any] | None:
