@@ -25,9 +25,8 @@ from mtrl_cli.rollout.resources import Scope
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.runs.ledger import Ledger
 from mtrl_cli.servers.errors import ServerError
-from mtrl_cli.servers.interface import Capabilities, Datum, TrainingService
-from mtrl_cli.training.audit import ZEROS
-from mtrl_cli.training.batch import sampled_positions
+from mtrl_cli.servers.interface import Capabilities, TrainingService
+from mtrl_cli.training.batch import datum, sampled_positions
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.parity import Pair, likely_cause, parity_figures
 from mtrl_cli.training.plan import TrainingPlan
@@ -212,7 +211,9 @@ async def parity(
     plan = TrainingPlan(experiment)
     operations = Operations(service, ledger, 1, vocab)
     await scope.borrow(operations.server_model(plan.model))
-    result = await operations.forward_backward([_datum(turn.tokens)], plan.loss)
+    logprobs = np.array(turn.tokens.sampled_logprobs, dtype=np.float32)
+    probe = datum(turn.tokens, logprobs, np.ones_like(logprobs))
+    result = await operations.forward_backward([probe], plan.loss)
     if service.capabilities.leaks_gradients:
         await operations.optim_step(replace(plan.adam(0), learning_rate=0.0, weight_decay=0.0))
         speaker.ok("its gradients were consumed by an optimizer step of learning rate 0")
@@ -232,29 +233,10 @@ async def parity(
         f" at most and {mean:.2g} in the mean"
     )
     cause = likely_cause([pair])
-    stops = bool(limits.stop_max or limits.stop_mean)
-    if (
-        (stops and figures["audit/zeros"] > ZEROS)
-        or _above(most, limits.stop_max)
-        or _above(mean, limits.stop_mean)
-    ):
-        raise Told(f"{said}{': ' + cause if cause else ''}", "a run would stop; see docs/audit.md")
-    if _above(most, limits.warn_max) or _above(mean, limits.warn_mean):
-        speaker.warn(f"{said}{': ' + cause if cause else ''}", "see docs/audit.md")
+    explained = f"{said}{': ' + cause if cause else ''}"
+    if limits.stops(figures):
+        raise Told(explained, "a run would stop; see docs/audit.md")
+    if limits.warns(figures):
+        speaker.warn(explained, "see docs/audit.md")
     else:
         speaker.ok(said)
-
-
-def _above(value: float, threshold: float) -> bool:
-    return bool(threshold) and value > threshold
-
-
-def _datum(tokens: TokenSequence) -> Datum:
-    """The turn as a step would send it, each sampled token with an advantage of 1."""
-    ids = np.array(tokens.ids, dtype=np.int32)
-    places = sampled_positions(tokens)
-    logprobs = np.zeros(len(ids) - 1, dtype=np.float32)
-    advantages = np.zeros(len(ids) - 1, dtype=np.float32)
-    logprobs[places] = np.array(tokens.sampled_logprobs, dtype=np.float32)
-    advantages[places] = 1.0
-    return Datum(ids[:-1], ids[1:], logprobs, advantages)

@@ -61,6 +61,14 @@ class Limits:
     limit: float
     """What ``audit/above`` counts."""
 
+    def stops(self, figures: Mapping[str, float]) -> bool:
+        """Whether a step of these `parity_figures` is not taken."""
+        zeros = bool(self.stop_max or self.stop_mean) and figures["audit/zeros"] > ZEROS
+        return zeros or _above(figures, self.stop_max, self.stop_mean)
+
+    def warns(self, figures: Mapping[str, float]) -> bool:
+        return _above(figures, self.warn_max, self.warn_mean)
+
 
 FLOAT32 = Limits(warn_max=1e-4, warn_mean=1e-5, stop_max=1e-3, stop_mean=1e-4, limit=1e-4)
 """Both sides compute in float32; the embedded server's differ by 2e-6 to 1e-5."""
@@ -236,13 +244,11 @@ class Audit:
     def _judge(self, step: int, figures: Mapping[str, float], worst: _Comparison) -> None:
         limits = self._rules.limits
         head = f"audit, step {step}: {worst.differ}: "
-        stops = limits.stop_max or limits.stop_mean
-        zeros = stops and figures["audit/zeros"] > ZEROS
-        if zeros or _above(figures, limits.stop_max, limits.stop_mean):
+        if limits.stops(figures):
             text = _told(figures, limits.stop_max, limits.stop_mean, "stop", limits.limit)
             cause = likely_cause(worst.pairs) or _USUAL
             raise AuditError(f"{head}{text}. {cause[0].upper()}{cause[1:]}. {_ENDED}")
-        if _above(figures, limits.warn_max, limits.warn_mean):
+        if limits.warns(figures):
             text = _told(figures, limits.warn_max, limits.warn_mean, "warn", limits.limit)
             self._tell("warn", f"{head}{text}; told once, metrics.jsonl has every step")
 

@@ -76,7 +76,7 @@ def build_batch(
             values -= penalty.coefficient * difference
         weighted = (weights[index] * values).astype(np.float32)
         if weighted.any():
-            data.append(_datum(member.tokens, logprobs, weighted))
+            data.append(datum(member.tokens, logprobs, weighted))
             kept.append(member)
     trained = sum(counts)
     kl = divergence / trained if penalty is not None and trained else None
@@ -89,9 +89,10 @@ def sampled_positions(tokens: TokenSequence) -> NDArray[np.intp]:
     return np.concatenate(spans) if spans else np.empty(0, dtype=np.intp)
 
 
-def _datum(
+def datum(
     tokens: TokenSequence, logprobs: NDArray[np.float32], advantages: NDArray[np.float32]
 ) -> Datum:
+    """One trajectory as a training call sends it; logprobs and advantages are [sampled]."""
     ids = np.array(tokens.ids, dtype=np.int32)
     positions = sampled_positions(tokens)
     return Datum(
