@@ -1,7 +1,6 @@
 """``mtrl cancel``: end a run, or settle one that has ended or died, and say what is left."""
 
 import json
-import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.runs.cancel import Cancelled, cancel
 from mtrl_cli.runs.control import Ask, requested
+from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.registry import NoSuchRun, find_run
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def _said(outcome: Cancelled, wait: float, runs: Path) -> Iterator[str]:
 
 def _further(outcome: Cancelled, runs: Path) -> str:
     """What goes further than what was asked."""
-    folder = "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"
-    again = f"mtrl cancel {outcome.run.id}{folder}"
+    again = f"mtrl cancel {outcome.run.id}{runs_dir_option(runs)}"
     if outcome.asked is Ask.DRAIN:
         return f"{again} --now drops what is in flight, --kill ends it at once"
     if outcome.asked is Ask.STOP:

@@ -1,6 +1,5 @@
 """``mtrl train --resume RUN``: go on with a run that was stopped, failed or died."""
 
-import shlex
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.ledger import unstepped
+from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord, find_run, newest_trained, run_at
 from mtrl_cli.runs.takeover import ANEW, NewConfig, beginning, refuse_live, whole_history
@@ -143,7 +143,7 @@ def _refuse_leaks(run: RunRecord, experiment: Experiment) -> None:
 
 
 def _say_finished(run: RunRecord, committed: int, runs: Path) -> None:
-    folder = "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"
+    folder = runs_dir_option(runs)
     more = f"mtrl train --resume {run.id}{folder} train.steps={2 * committed} --force"
     told = f"{run.id} is finished, {committed} steps; for more steps: {more}"
     Screen(sys.stdout).line(harmless(told))

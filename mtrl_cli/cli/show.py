@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 import sys
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import clock, harmless, short_age
 from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.ledger import LedgerEntry
+from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord, find_run
 from mtrl_cli.training.events import RunFinished
@@ -131,9 +131,7 @@ def _next(shown: Shown) -> Iterator[tuple[str, str]]:
 
 
 def _command(run: RunRecord, name: str) -> str:
-    folder = run.path.parent
-    where = "" if folder == Path("runs") else f" --runs-dir {shlex.quote(str(folder))}"
-    return f"mtrl {name} {run.id}{where}"
+    return f"mtrl {name} {run.id}{runs_dir_option(run.path.parent)}"
 
 
 def _age(run: RunRecord) -> str:

@@ -3,14 +3,13 @@
 Nothing is ended here; each finding names the command that ends it.
 """
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from mtrl_cli.assembly import dead_sandboxes
 from mtrl_cli.config.schema import EnvKind, Experiment
 from mtrl_cli.doctor.report import Speaker
-from mtrl_cli.runs.places import DEFAULT_RUNS
+from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.registry import RunRecord, list_runs
 
 _SHOWN = 5
@@ -33,7 +32,7 @@ async def dead_runs(speaker: Speaker, runs: Path, own: str | None) -> None:
         speaker.warn(f"{run.path / 'run.json'} cannot be read", "see docs/run-folder.md")
     hidden = sum(max(0, len(some) - _SHOWN) for some in (lost, held, unreadable))
     if hidden:
-        speaker.warn(f"and {hidden} more", f"mtrl runs{_folder(runs)}")
+        speaker.warn(f"and {hidden} more", f"mtrl runs{runs_dir_option(runs)}")
     alive = [run for run in found if run.alive and run.status == "running"]
     if not (lost or held or unreadable):
         living = f", {len(alive)} running" if alive else ""
@@ -69,8 +68,4 @@ async def orphans(speaker: Speaker, experiment: Experiment, runs: Path, own: str
 
 
 def _cancel(run: RunRecord, runs: Path) -> str:
-    return f"mtrl cancel {run.id}{_folder(runs)}"
-
-
-def _folder(runs: Path) -> str:
-    return "" if runs == Path(DEFAULT_RUNS) else f" --runs-dir {shlex.quote(str(runs))}"
+    return f"mtrl cancel {run.id}{runs_dir_option(runs)}"

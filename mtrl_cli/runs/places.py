@@ -1,6 +1,7 @@
 """Where mtrl keeps what outlives a run."""
 
 import os
+import shlex
 from pathlib import Path
 
 from mtrl_cli.errors import UsageError
@@ -45,6 +46,11 @@ def require_runs_dir(runs: Path) -> None:
     """
     if runs != Path(DEFAULT_RUNS) and not runs.is_dir():
         raise UsageError(f"--runs-dir: there is no folder {str(runs)!r}")
+
+
+def runs_dir_option(runs: Path) -> str:
+    """What a command that is to find a run in ``runs`` ends with; nothing for the default."""
+    return "" if runs == Path(DEFAULT_RUNS) else f" --runs-dir {shlex.quote(str(runs))}"
 
 
 def _read_only(folder: Path) -> bool:

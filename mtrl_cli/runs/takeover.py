@@ -13,7 +13,6 @@ The attempt begins at the last commit that has a training state, or at an earlie
 for, where the last one's is lost. Without a state it begins anew, with a model of the same seed.
 """
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from mtrl_cli.runs.commits import History, read_history, rollback
 from mtrl_cli.runs.control import locked
 from mtrl_cli.runs.files import write_document
 from mtrl_cli.runs.folder import Redact, RunFolder
+from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import Reaped
 from mtrl_cli.runs.registry import RunRecord
 
@@ -43,9 +43,7 @@ class StillRunning(MtrlError):  # noqa: N818 - a state, not a mistake
             f"{run.id} is still running (attempt {run.attempt}, process {state.get('pid')} on "
             f"{state.get('host')})"
         )
-        folder = run.path.parent
-        where = "" if folder == Path("runs") else f" --runs-dir {shlex.quote(str(folder))}"
-        self.hint = f"end it first: mtrl cancel {run.id}{where}"
+        self.hint = f"end it first: mtrl cancel {run.id}{runs_dir_option(run.path.parent)}"
 
 
 @dataclass(frozen=True, slots=True)
