@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mtrl_cli.cli.failures import Teller
+from mtrl_cli.cli.session import LINGER, leave_after
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.display.terminal import Screen, claim_stdout
@@ -19,9 +18,6 @@ from mtrl_cli.doctor.examine import Examination, examine, unusable
 from mtrl_cli.doctor.report import Finding, Report, State
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.stop import StopRequest
-
-_LINGER = 3.0
-"""Seconds that a thread in foreign code may keep the process after its report."""
 
 
 def consult(
@@ -59,7 +55,7 @@ def consult(
     with asyncio.Runner() as runner:
         stopped = _examined(runner, composed, report, trains, facts)
         code = conclude() if stopped is None else stopped
-        _leave_after(_LINGER, code)
+        leave_after(LINGER, code)
     return code
 
 
@@ -99,15 +95,3 @@ def _object(report: Report, counts: "Counter[State]", facts: dict[str, Any]) -> 
     ]
     told = {"counts": {state.value: counts[state] for state in State}, "checks": checks, **facts}
     return json.dumps(told, indent=2)
-
-
-def _leave_after(seconds: float, code: int) -> None:
-    """End the process even if a thread does not let it end."""
-
-    def leave() -> None:
-        sys.stdout.flush()
-        os._exit(code)
-
-    watchdog = threading.Timer(seconds, leave)
-    watchdog.daemon = True
-    watchdog.start()

@@ -100,7 +100,7 @@ class Session:
                 self._teller.tell(self._broken)
             # From here on there is nothing left to wait for: a thread that hangs in foreign code
             # must not keep the process.
-            watchdog = _leave_after(LINGER, code)
+            watchdog = leave_after(LINGER, code)
         if self._output.goes_on:
             watchdog.cancel()
         return code
@@ -184,7 +184,7 @@ class Session:
         return harmless(self._teller.redact(told))
 
 
-def _leave_after(seconds: float, code: int) -> threading.Timer:
+def leave_after(seconds: float, code: int) -> threading.Timer:
     """End the process with ``code`` even if a thread does not let it end."""
 
     def leave() -> None:
