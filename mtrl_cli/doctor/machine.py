@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 from mtrl_cli import __version__
-from mtrl_cli.assembly import notices
-from mtrl_cli.config.schema import EnvKind, Experiment, ServerKind
+from mtrl_cli.assembly import embedded_for, notices
+from mtrl_cli.config.schema import EnvKind, Experiment
 from mtrl_cli.doctor.report import Speaker, Told
-from mtrl_cli.runs.places import check_runs_dir, default_store
+from mtrl_cli.runs.places import check_runs_dir
 
 _TRIED = ((3, 11), (3, 13))
 """The oldest and the newest Python that mtrl declares."""
@@ -100,15 +100,8 @@ async def folders(speaker: Speaker, experiment: Experiment) -> None:
     """Where the run, and the embedded server's weights, go."""
     check_runs_dir(experiment.run.dir)
     _room(speaker, "run.dir", Path(experiment.run.dir))
-    server = experiment.server
-    if server.kind is ServerKind.local and server.base_url is None:
-        _room(
-            speaker, "server.store", default_store() if server.store is None else _at(server.store)
-        )
-
-
-def _at(folder: str) -> Path:
-    return Path(folder).expanduser()
+    if (embedded := embedded_for(experiment.server)) is not None:
+        _room(speaker, "server.store", embedded.store)
 
 
 def _room(speaker: Speaker, key: str, folder: Path) -> None:

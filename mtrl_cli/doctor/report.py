@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.ports import RolloutError
+from mtrl_cli.rollout.settle import original
 
 
 class State(StrEnum):
@@ -111,6 +112,5 @@ class Report:
 
 def line(error: BaseException) -> str:
     """An error's text in one line; of a group the first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = original(error)
     return " ".join(str(error).split()) or type(error).__name__
