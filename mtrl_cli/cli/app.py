@@ -253,7 +253,7 @@ def doctor(
         bool,
         typer.Option("--no-training", help="Create no model: do not compare the trainer."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     config_dir: ConfigDirs = None,
     debug: Debug = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mtrl_cli.cli.failures import told_in_one_line
-from mtrl_cli.cli.options import Debug, RunsDir
+from mtrl_cli.cli.options import Debug, Run, RunsDir
 
 
 def add_outward_commands(app: typer.Typer) -> None:
@@ -39,9 +39,7 @@ def report(
 
 
 def export(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Its id, a prefix or the tail of it, or last.")
-    ],
+    run: Run,
     form: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="jsonl, parquet or tinker.")
     ] = "jsonl",
