@@ -17,7 +17,7 @@ from mtrl_cli.display.terminal import Screen, abilities
 from mtrl_cli.display.text import harmless, policy_name, reward, table
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.registry import RunRecord, find_run
-from mtrl_cli.runs.trajectories import read_trajectories
+from mtrl_cli.runs.trajectories import read_trajectories, step_of
 from mtrl_cli.training.reading import trajectory_files
 
 Record = dict[str, Any]
@@ -106,9 +106,8 @@ def _rows(found: Sequence[tuple[Path, Record]]) -> Iterator[list[str]]:
 
 
 def _step(file: Path) -> str:
-    """The step whose trajectories a file holds."""
-    number = file.name.removeprefix("step-").partition(".")[0]
-    return str(int(number)) if number.isdecimal() else "-"
+    step = step_of(file)
+    return "-" if step is None else str(step)
 
 
 def _episode(

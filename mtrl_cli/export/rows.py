@@ -12,7 +12,7 @@ from typing import Any
 
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import Commit, History
-from mtrl_cli.runs.trajectories import read_trajectories
+from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
 from mtrl_cli.training.groups import TrainingBatch
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.recorded import recorded_advantages, recorded_batch
@@ -26,7 +26,7 @@ def chosen_commits(history: History, folder: Path, step: int | None) -> list[Com
     Raises:
         UsageError: there are none.
     """
-    known = [commit for commit in history.commits if trajectory_file(folder, commit).is_file()]
+    known = [commit for commit in history.commits if trajectory_file(folder, commit.step).is_file()]
     chosen = [commit for commit in known if step in (None, commit.step)]
     if not chosen:
         have = f"steps {known[0].step} to {known[-1].step}" if known else "none"
@@ -35,17 +35,13 @@ def chosen_commits(history: History, folder: Path, step: int | None) -> list[Com
     return chosen
 
 
-def trajectory_file(folder: Path, commit: Commit) -> Path:
-    return folder / "trajectories" / f"step-{commit.step:06d}.jsonl.gz"
-
-
 def step_batch(plan: TrainingPlan, folder: Path, commit: Commit) -> TrainingBatch:
     """The batch that the step was trained on, built again.
 
     Raises:
         MtrlError: its file is damaged.
     """
-    return recorded_batch(plan, _records(trajectory_file(folder, commit)), commit.groups)
+    return recorded_batch(plan, _records(trajectory_file(folder, commit.step)), commit.groups)
 
 
 def rows(plan: TrainingPlan, folder: Path, commit: Commit) -> Iterator[Row]:
@@ -54,7 +50,7 @@ def rows(plan: TrainingPlan, folder: Path, commit: Commit) -> Iterator[Row]:
     Raises:
         MtrlError: its file is damaged.
     """
-    records = _records(trajectory_file(folder, commit))
+    records = _records(trajectory_file(folder, commit.step))
     advantages = recorded_advantages(plan, recorded_batch(plan, records, commit.groups))
     for record in records:
         key = (record["group"], record["member"])

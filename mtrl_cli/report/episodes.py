@@ -16,7 +16,7 @@ from mtrl_cli.config.resolve import resolve
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.report.facts import RunFacts
-from mtrl_cli.runs.trajectories import read_trajectories
+from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.recorded import recorded_advantages, recorded_batch
 
@@ -30,17 +30,17 @@ Reader = Callable[[int], str]
 def chosen_episodes(run: RunFacts) -> tuple[list[dict[str, Any]], str | None]:
     """The trajectories to show, as the page's script reads them, and why there are none or what
     of them is missing."""
-    folder = run.record.path / "trajectories"
+    folder = run.record.path
     known = [commit.step for commit in run.history.commits if commit.trajectories is not None]
-    steps = [step for step in known if _file(folder, step).is_file()]
+    steps = [step for step in known if trajectory_file(folder, step).is_file()]
     if not steps:
         return [], "The run wrote no trajectories (run.trajectories), or none of its steps stands."
-    plan, read, note = _plan_and_reader(run.record.path)
+    plan, read, note = _plan_and_reader(folder)
     shown: list[dict[str, Any]] = []
     for step in _spread(steps, STEPS):
         commit = run.history.at(step)
         assert commit is not None
-        records = list(read_trajectories(_file(folder, step)))
+        records = list(read_trajectories(trajectory_file(folder, step)))
         advantages: Mapping[tuple[int, int], float] = {}
         if plan is not None:
             batch = recorded_batch(plan, records, commit.groups)
@@ -51,10 +51,6 @@ def chosen_episodes(run: RunFacts) -> tuple[list[dict[str, Any]], str | None]:
             outcome = commit.groups.get(record["group"], "?")
             shown.append(_episode(step, record, outcome, advantage, read))
     return shown, note
-
-
-def _file(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:06d}.jsonl.gz"
 
 
 def _plan_and_reader(run: Path) -> tuple[TrainingPlan | None, Reader, str | None]:

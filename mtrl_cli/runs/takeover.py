@@ -27,6 +27,7 @@ from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import Reaped
 from mtrl_cli.runs.registry import RunRecord
+from mtrl_cli.runs.trajectories import step_of
 
 ANEW = -1
 """The step of an attempt that begins before the first commit."""
@@ -171,8 +172,8 @@ def _change_config(path: Path, state: Mapping[str, Any], config: NewConfig) -> N
 def _set_aside(trajectories: Path, step: int, attempt: int) -> None:
     """Move the trajectories of steps after ``step``: they are made again, or were never made."""
     for file in sorted(trajectories.glob("step-*.jsonl.gz")):
-        number = file.name.removeprefix("step-").partition(".")[0]
-        if number.isdecimal() and int(number) > step:
+        of = step_of(file)
+        if of is not None and of > step:
             aside = trajectories / f"voided-by-a{attempt}"
             aside.mkdir(mode=0o700, exist_ok=True)
             file.replace(aside / file.name)

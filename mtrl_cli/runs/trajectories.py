@@ -29,6 +29,17 @@ _COMPRESSION = 1
 _SEAL = b',"sha256":"'
 
 
+def trajectory_file(run: Path, step: int) -> Path:
+    """The file of a step, below a run's folder."""
+    return run / "trajectories" / f"step-{step:06d}.jsonl.gz"
+
+
+def step_of(file: Path) -> int | None:
+    """The step whose trajectories a file holds by its name; None where it is no step's."""
+    number = file.name.removeprefix("step-").partition(".")[0]
+    return int(number) if number.isdecimal() else None
+
+
 def write_trajectories(path: Path, groups: Iterable[Group]) -> str:
     """Write every trajectory of ``groups``, failed attempts included; all or nothing.
 

@@ -32,7 +32,7 @@ from mtrl_cli.rollout.ports import Task
 from mtrl_cli.rollout.settle import finish
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
-from mtrl_cli.runs.trajectories import write_trajectories
+from mtrl_cli.runs.trajectories import trajectory_file, write_trajectories
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.accumulation import Accumulated, accumulate
 from mtrl_cli.training.audit import Audit, Committed, Replay
@@ -251,7 +251,7 @@ class TrainingLoop:
     async def _write_trajectories(self, step: int, groups: list[Group]) -> str | None:
         if not self._plan.save_trajectories:
             return None
-        path = self._folder.path / "trajectories" / f"step-{step + 1:06d}.jsonl.gz"
+        path = trajectory_file(self._folder.path, step + 1)
         # On a thread: sampling goes on meanwhile.
         return await finish(asyncio.to_thread(write_trajectories, path, groups))
 
