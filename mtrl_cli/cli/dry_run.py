@@ -14,7 +14,7 @@ from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.capabilities import capabilities
 from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.places import shown
-from mtrl_cli.config.sandboxes import episodes, sandbox_need
+from mtrl_cli.config.sandboxes import environments, episodes, sandbox_need
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind
 from mtrl_cli.doctor.unseen import misleading_names
 
@@ -60,7 +60,7 @@ def plan(
             "source": _source(experiment.env),
             **_instances(experiment, groups),
         },
-        "sandboxes": _sandboxes(experiment, groups),
+        "sandboxes": sandboxes(experiment, episodes(experiment, groups)),
         "policy": experiment.policy,
         "evaluation": _evaluation(experiment) if groups is None else None,
         "secrets": [
@@ -73,17 +73,18 @@ def plan(
     }
 
 
-def _sandboxes(experiment: Experiment, groups: int | None) -> dict[str, Any] | None:
+def sandboxes(experiment: Experiment, played: int) -> dict[str, Any] | None:
+    """What so many episodes ask of the E2B account; None where they are played elsewhere."""
     if experiment.env.kind is not EnvKind.e2b:
         return None
-    return asdict(sandbox_need(experiment, groups))
+    return asdict(sandbox_need(experiment, played))
 
 
 def _instances(experiment: Experiment, groups: int | None) -> dict[str, Any]:
     """How many environments would be made; not told where no groups are played (`mtrl eval`)."""
     if groups == 0:
         return {"in_all": None, "at_once": None}
-    in_all = episodes(experiment, groups) + 2 * experiment.env.check_seeds
+    in_all = environments(experiment, episodes(experiment, groups))
     return {"in_all": in_all, "at_once": min(experiment.run.concurrency, in_all)}
 
 

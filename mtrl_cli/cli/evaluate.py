@@ -71,16 +71,20 @@ def sweep_evaluations(asked: Asked, against: str | None, teller: Teller, shown: 
 
 def _facts(composed: Composed, against: str | None) -> dict[str, Any]:
     """What a dry run says of it, beside what it says of every run."""
+    from mtrl_cli.cli.dry_run import sandboxes
+
     experiment = resolve(composed, secrets=False)
     contest = choose_contest(experiment, against)
     games, policies = experiment.eval.games, 1 + contest.compares
+    played = games * policies
     return {
         "groups": games,
         "group_size": 1,
         "games": games,
         "policies": policies,
-        "trajectories": games * policies,
-        "at_once": min(experiment.run.concurrency, games * policies),
+        "trajectories": played,
+        "at_once": min(experiment.run.concurrency, played),
+        "sandboxes": sandboxes(experiment, played),
         "temperature": 0.0 if experiment.eval.greedy else experiment.group.temperature,
         "policy": contest.uri(experiment),
         "against": contest.rival_uri(experiment),

@@ -45,9 +45,14 @@ class SandboxNeed:
     """The least that creating them takes."""
 
 
-def sandbox_need(experiment: Experiment, groups: int | None) -> SandboxNeed:
-    """Of a rollout of so many groups, or of a training where that is None."""
-    sandboxes = episodes(experiment, groups) + 2 * experiment.env.check_seeds
+def environments(experiment: Experiment, played: int) -> int:
+    """Environments made for so many episodes: one each, and two that compare a seed at start-up."""
+    return played + 2 * experiment.env.check_seeds
+
+
+def sandbox_need(experiment: Experiment, played: int) -> SandboxNeed:
+    """Of a run that plays so many episodes."""
+    sandboxes = environments(experiment, played)
     limits = sandbox_limits(experiment.env.e2b)
     at_once = min(limits.at_once, experiment.run.concurrency, sandboxes)
     return SandboxNeed(sandboxes, at_once, limits.per_second, sandboxes / limits.per_second)
