@@ -6,16 +6,15 @@ was tried and what to change. What a server has no route for (404) it is not ask
 
 import asyncio
 import contextlib
-import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from mtrl_cli.errors import UsageError
 from mtrl_cli.servers import tinker_codec as codec
-from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Verdict, one_line
+from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict, one_line
+from mtrl_cli.servers.reaching import check_offered, offered_models, reach
 from mtrl_cli.servers.tinker_formats import Formats
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
@@ -23,7 +22,6 @@ log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 20.0
 _EXCHANGE_SECONDS = 20.0
-_CONNECT_ATTEMPTS = 4
 FINISH_SECONDS = 2.0
 
 _FINISH = codec.body_of({"reason": {"type": "success"}, "detail": None})
@@ -111,18 +109,10 @@ class Door:
     async def _context_of(self, base_model: str) -> int | None:
         reply = await self._reach("GET", "get_server_capabilities", None)
         # Older servers do not have the route; the base model is then checked at first use.
-        models = None if reply is None else reply.get("supported_models")
-        if not isinstance(models, list):
-            return None
-        offered = {
-            str(model["model_name"]): model
-            for model in models
-            if isinstance(model, dict) and model.get("model_name")
-        }
+        offered = offered_models(reply or {})
         if not offered:
             return None
-        if base_model not in offered:
-            raise UsageError(self._unknown_model(base_model, list(offered)))
+        check_offered(base_model, offered, self._url)
         window = offered[base_model].get("max_context_length")
         return window if type(window) is int and window > 0 else None
 
@@ -168,26 +158,17 @@ class Door:
 
     async def _reach(self, method: str, path: str, body: bytes | None) -> Mapping[str, Any] | None:
         """None for 404; every other failure ends in one line."""
-        budget = Budget(_CONNECT_SECONDS, _CONNECT_ATTEMPTS)
-        while True:
-            try:
-                reply = await self._transport.single(method, path, body, budget.left)
-            except NoReply as error:
-                if error.verdict.status is not None:
-                    raise self._turned_away(error.verdict) from None
-                raise ServerError(
-                    f"no training server answers at {self._url} ({error}): "
-                    "start it, or correct server.base_url"
-                ) from None
-            if reply.status == 200:
-                return self._object(reply)
-            if reply.status == 404:
-                return None
-            verdict = self._transport.judge(reply, training=True)
-            pause = budget.pause(verdict.retry_after) if verdict.outcome == "transient" else None
-            if pause is None:
-                raise self._turned_away(verdict)
-            await asyncio.sleep(pause)
+        reply = await reach(
+            self._transport,
+            lambda unhappy: self._transport.judge(unhappy, training=True),
+            method,
+            path,
+            body,
+            seconds=_CONNECT_SECONDS,
+        )
+        if isinstance(reply, Verdict):
+            raise self._turned_away(reply)
+        return None if reply.status == 404 else self._object(reply)
 
     def _object(self, reply: Reply) -> Mapping[str, Any]:
         try:
@@ -212,14 +193,4 @@ class Door:
             return Refused(f"{url} redirects ({verdict.says}): write its final address")
         return Refused(
             f"{url} does not let us in ({verdict.says})", transient=verdict.outcome == "transient"
-        )
-
-    def _unknown_model(self, base_model: str, offered: Sequence[str]) -> str:
-        near = difflib.get_close_matches(base_model, offered, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        shown = ", ".join(sorted(offered)[:10]) + (", …" if len(offered) > 10 else "")
-        return one_line(
-            f"server.base_model: {base_model!r} is not served by {self._url}; "
-            f"{hint}served: {shown}",
-            600,
         )

@@ -3,20 +3,17 @@
 Every failure here ends in one line that says what was tried and what to change.
 """
 
-import asyncio
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from mtrl_cli.errors import UsageError
-from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Verdict, one_line
+from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict
+from mtrl_cli.servers.reaching import check_offered, offered_models, reach
 from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in, parse
-from mtrl_cli.servers.transport import NoReply, Transport
+from mtrl_cli.servers.transport import Transport
 from mtrl_cli.servers.twinkle_errors import judge
 from mtrl_cli.servers.twinkle_transport import Routes, new_routing, routing_headers
 
 _CONNECT_SECONDS = 30.0
-_CONNECT_ATTEMPTS = 4
 
 
 class Gateway:
@@ -37,15 +34,8 @@ class Gateway:
 
     async def check_model(self) -> None:
         reply = await self._reach("GET", "twinkle/get_server_capabilities", None)
-        models = reply.get("supported_models")
-        named = models if isinstance(models, list) else []
-        offered = [
-            str(model["model_name"])
-            for model in named
-            if isinstance(model, dict) and model.get("model_name")
-        ]
-        if offered and self._routes.base_model not in offered:
-            raise UsageError(self._unknown_model(offered))
+        if offered := offered_models(reply):
+            check_offered(self._routes.base_model, offered, self._url)
 
     async def create_session(self) -> str:
         reply = await self._reach("POST", "twinkle/create_session", body_of({"metadata": None}))
@@ -68,28 +58,23 @@ class Gateway:
         self, method: str, path: str, body: bytes | None, session: str | None = None
     ) -> Mapping[str, Any]:
         """One call while connecting; every failure ends in one line."""
-        budget = Budget(_CONNECT_SECONDS, _CONNECT_ATTEMPTS)
-        headers = routing_headers(session or self._routing, session)
-        while True:
-            try:
-                reply = await self._transport.single(method, path, body, budget.left, headers)
-            except NoReply as error:
-                raise ServerError(
-                    f"no training server answers at {self._url} ({error}): "
-                    "start it, or correct server.base_url"
-                ) from None
-            if reply.status == 200:
-                try:
-                    return parse(reply.body)
-                except MalformedReply as error:
-                    raise self._not_twinkle(str(error)) from None
-            if reply.status == 404:
-                raise self._not_twinkle(f"HTTP 404 for {path}")
-            verdict = judge(self._transport, reply, training=True)
-            pause = budget.pause(verdict.retry_after) if verdict.outcome == "transient" else None
-            if pause is None:
-                raise self._turned_away(path, verdict)
-            await asyncio.sleep(pause)
+        reply = await reach(
+            self._transport,
+            lambda unhappy: judge(self._transport, unhappy, training=True),
+            method,
+            path,
+            body,
+            seconds=_CONNECT_SECONDS,
+            headers=routing_headers(session or self._routing, session),
+        )
+        if isinstance(reply, Verdict):
+            raise self._turned_away(path, reply)
+        if reply.status == 404:
+            raise self._not_twinkle(f"HTTP 404 for {path}")
+        try:
+            return parse(reply.body)
+        except MalformedReply as error:
+            raise self._not_twinkle(str(error)) from None
 
     def _not_twinkle(self, why: str) -> ServerError:
         return ServerError(
@@ -106,14 +91,4 @@ class Gateway:
         return Refused(
             f"{url} does not let us in ({path}: {verdict.says})",
             transient=verdict.outcome == "transient",
-        )
-
-    def _unknown_model(self, offered: Sequence[str]) -> str:
-        near = difflib.get_close_matches(self._routes.base_model, offered, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        shown = ", ".join(sorted(offered)[:10]) + (", …" if len(offered) > 10 else "")
-        return one_line(
-            f"server.base_model: {self._routes.base_model!r} is not served by {self._url}; "
-            f"{hint}served: {shown}",
-            600,
         )
