@@ -106,13 +106,12 @@ class Link:
 
     async def close(self) -> None:
         """Leave the stream. What becomes of the process is the sandbox's business."""
-        self._ended = self._ended or "it is closed"
+        self._end("it is closed")
         if self._watch is not None:
             self._watch.cancel()
         if self._handle is not None:
             with contextlib.suppress(Exception):
                 await self._handle.disconnect()
-        self._fail_all()
 
     # --- one exchange ---------------------------------------------------------------------------
 
@@ -252,7 +251,7 @@ class Link:
     def _end(self, reason: str) -> None:
         self._ended = self._ended or reason
         if self._lost is not None and not self._lost.done():
-            self._lost.set_result(reason)
+            self._lost.set_result(self._ended)
 
     def _check(self) -> None:
         """Raises: LinkBroken."""
@@ -262,10 +261,6 @@ class Link:
     def _why(self, reason: str) -> str:
         last = self._stderr.strip().rpartition("\n")[2]
         return f"{reason}: {last}" if last else reason
-
-    def _fail_all(self) -> None:
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(self._ended or "it is closed")
 
 
 async def _first(*futures: "asyncio.Future[Any]") -> None:
