@@ -250,7 +250,7 @@ def finished(name: str, done: Any) -> bool:
 
 def raised(name: str, operation: str, error: BaseException) -> EnvironmentFault:
     """The environment's or the task's own code raised ``error``."""
-    return EnvironmentFault(f"{name}.{operation} raised {type(error).__name__}: {line(error)}")
+    return EnvironmentFault(f"{name}.{operation} raised {told(error)}")
 
 
 def line(error: object) -> str:
@@ -260,6 +260,11 @@ def line(error: object) -> str:
     except Exception:  # somebody else's code, too
         text = ""
     return _short(text.splitlines()[0]) if text else "(no message)"
+
+
+def told(error: object) -> str:
+    """An error by its kind and its first line. Never raises."""
+    return f"{type(error).__name__}: {line(error)}"
 
 
 def check_adapter(adapter: Any) -> None:

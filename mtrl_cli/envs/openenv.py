@@ -21,8 +21,8 @@ from mtrl_cli.envs.interface import (
     Usable,
     Watch,
     check_adapter,
-    line,
     raised,
+    told,
 )
 from mtrl_cli.envs.openenv_class import (
     ActionReader,
@@ -193,7 +193,7 @@ class EmbeddedSession:
             ) from error
         except WorkRaised as failed:
             raise InfrastructureFailure(
-                f"{self._name}.close raised {type(failed.error).__name__}: {line(failed.error)}"
+                f"{self._name}.close raised {told(failed.error)}"
             ) from failed.error
         finally:
             workers.release(self._owner)

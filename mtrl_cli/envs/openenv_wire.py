@@ -29,7 +29,7 @@ import socket as sockets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, SessionLost, Usable, line
+from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, SessionLost, Usable, line, told
 from mtrl_cli.envs.openenv_class import refusal
 from mtrl_cli.rollout.ports import EnvironmentFault, InfrastructureFailure, ToolError
 
@@ -206,7 +206,7 @@ class WireSession:
                 self._ended(f"the server closed the connection (code {message.data})")
             else:
                 error = self._socket.exception() or message.data
-                cause = f": {type(error).__name__}: {line(error)}" if error is not None else ""
+                cause = f": {told(error)}" if error is not None else ""
                 self._ended(f"the connection broke{cause}")
             return
 

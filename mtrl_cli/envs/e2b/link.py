@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtrl_cli.envs.e2b.worker import LONGEST
-from mtrl_cli.envs.interface import line
+from mtrl_cli.envs.interface import told
 
 _SHORT = 2000
 """Characters of the process's error output that are kept for a message."""
@@ -143,12 +143,12 @@ class Link:
         try:
             await self._handle.send_stdin(text, request_timeout=timeout)
         except (e2b.NotFoundException, e2b.SandboxNotRunningException) as error:
-            raise LinkBroken(self._why(f"the process is gone ({_told(error)})")) from error
+            raise LinkBroken(self._why(f"the process is gone ({told(error)})")) from error
         except e2b.RateLimitException as error:
             await asyncio.sleep(1.0)
-            return _told(error)
+            return told(error)
         except Exception as error:
-            return _told(error)
+            return told(error)
         return None
 
     async def _reopen(self, problem: str) -> None:
@@ -174,7 +174,7 @@ class Link:
                 )
             )
         except Exception as error:
-            self._end(f"{problem}; it could not be reached again ({_told(error)})")
+            self._end(f"{problem}; it could not be reached again ({told(error)})")
             self._check()
 
     async def _answer(
@@ -217,10 +217,10 @@ class Link:
         except e2b.CommandExitException as error:
             self._end(f"the process has ended with exit code {error.exit_code}")
         except (e2b.SandboxNotRunningException, e2b.NotFoundException) as error:
-            self._end(_told(error))
+            self._end(told(error))
         except Exception as error:
             if not lost.done():
-                lost.set_result(f"its output broke off ({_told(error)})")
+                lost.set_result(f"its output broke off ({told(error)})")
 
     def _read(self, piece: str) -> None:
         """Output as it comes. Never raises: that would end the stream in silence."""
@@ -266,7 +266,3 @@ class Link:
 async def _first(*futures: "asyncio.Future[Any]") -> None:
     """Wait until one of them is done."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {line(error)}"

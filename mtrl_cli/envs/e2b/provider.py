@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
-from mtrl_cli.envs.interface import line
+from mtrl_cli.envs.interface import told
 from mtrl_cli.errors import MtrlError, UsageError
 
 _MOST_CONNECTIONS = 4096
@@ -127,7 +127,7 @@ def judged(error: BaseException) -> Judgement:
     import e2b
     import httpx
 
-    text = f"{type(error).__name__}: {line(error)}"
+    text = told(error)
     status, headers = _reply(error)
     after = _seconds(headers.get("retry-after"))
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

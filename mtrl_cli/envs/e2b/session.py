@@ -12,7 +12,7 @@ from typing import Any
 
 from mtrl_cli.envs.e2b.link import Failed, Link, LinkBroken
 from mtrl_cli.envs.e2b.program import Program
-from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, Usable, line
+from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, Usable, told
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.ports import (
     EnvironmentFault,
@@ -131,7 +131,7 @@ class SandboxSession:
         except LinkBroken as broken:
             self._usable.lose(f"{operation}: {broken}", broken)
         except Exception as error:
-            self._usable.lose(f"{operation}: {type(error).__name__}: {line(error)}", error)
+            self._usable.lose(f"{operation}: {told(error)}", error)
 
     def _observation(self, operation: str, result: Mapping[str, Any]) -> Mapping[str, Any]:
         observation = result.get("observation")
