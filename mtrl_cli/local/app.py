@@ -24,6 +24,7 @@ from aiohttp import hdrs, web
 
 from mtrl_cli.local import codec, packed
 from mtrl_cli.local.answers import Answer
+from mtrl_cli.local.calls import CreateByLoadCall
 from mtrl_cli.local.checkpoints import CheckpointRoutes
 from mtrl_cli.local.errors import RefusedError
 from mtrl_cli.local.service import Service
@@ -215,7 +216,7 @@ class App:
 
     async def _load(self, body: Body, raw: bytes) -> Reply:
         call, digest = codec.load_weights(body), _digest("load_weights", raw)
-        if call.model_id is None:
+        if isinstance(call, CreateByLoadCall):
             return await self._service.create_by_load(call, digest)
         return _promise(await self._service.load(call, digest))
 

@@ -73,15 +73,21 @@ class SaveCall:
 
 @dataclass(frozen=True)
 class LoadCall:
-    """load_weights; with a session in place of a model it creates the model that it loads into."""
-
-    model_id: str | None
+    model_id: str
     seq_id: int | None
     path: str
     optimizer: bool
-    session_id: str | None = None
-    model_seq_id: int | None = None
-    user_metadata: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class CreateByLoadCall:
+    """load_weights with a session in place of a model: it creates the model that it loads into."""
+
+    session_id: str
+    model_seq_id: int
+    path: str
+    optimizer: bool
+    user_metadata: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)

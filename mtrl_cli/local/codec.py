@@ -179,17 +179,23 @@ def save(body: Mapping[str, Any], sampler: bool) -> calls.SaveCall:
     )
 
 
-def load_weights(body: Mapping[str, Any]) -> calls.LoadCall:
-    creates = body.get("model_id") is None and body.get("session_id") is not None
-    metadata = body.get("user_metadata")
+def load_weights(body: Mapping[str, Any]) -> calls.LoadCall | calls.CreateByLoadCall:
+    seq_id = _seq(body)
+    given = body.get("user_metadata")
+    metadata = None if given is None else validate.mapping(body, "user_metadata")
+    if body.get("model_id") is None and body.get("session_id") is not None:
+        return calls.CreateByLoadCall(
+            session_id=validate.text(body, "session_id"),
+            model_seq_id=validate.integer(body, "model_seq_id", 0, 10**9),
+            path=validate.text(body, "path"),
+            optimizer=validate.flag(body, "optimizer", False),
+            user_metadata=metadata,
+        )
     return calls.LoadCall(
-        model_id=None if creates else validate.text(body, "model_id"),
-        seq_id=_seq(body),
+        model_id=validate.text(body, "model_id"),
+        seq_id=seq_id,
         path=validate.text(body, "path"),
         optimizer=validate.flag(body, "optimizer", False),
-        session_id=validate.text(body, "session_id") if creates else None,
-        model_seq_id=validate.integer(body, "model_seq_id", 0, 10**9) if creates else None,
-        user_metadata=None if metadata is None else validate.mapping(body, "user_metadata"),
     )
 
 

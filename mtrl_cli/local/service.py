@@ -126,15 +126,15 @@ class Service:
         session.models.add(model.id)
         return model
 
-    async def create_by_load(self, call: calls.LoadCall, digest: bytes) -> dict[str, Any]:
+    async def create_by_load(self, call: calls.CreateByLoadCall, digest: bytes) -> dict[str, Any]:
         """Create the model that a training state fits, with the state in it, in one call.
 
         Its id is the one that such a client works out by itself.
         """
         ref = models.state_ref(call.path)
-        self.sessions.touch(call.session_id or "")
+        self.sessions.touch(call.session_id)
         meta = await self.checkpoint_meta(ref)
-        session = self.sessions.touch(call.session_id or "")
+        session = self.sessions.touch(call.session_id)
         replay = session.replay("model_seq_id", call.model_seq_id, digest)
         if replay is not None:
             return replay
@@ -297,13 +297,13 @@ class Service:
         return self._call(model, call.seq_id, digest, work, translate=answer)
 
     async def load(self, call: calls.LoadCall, digest: bytes) -> str:
-        model = self.model(call.model_id or "")
+        model = self.model(call.model_id)
         known = model.replay(call.seq_id, digest)
         if known is not None:
             return known
         ref = models.state_ref(call.path)
         meta = await self.checkpoint_meta(ref)
-        model = self.model(model.id)
+        model = self.model(call.model_id)
         known = model.replay(call.seq_id, digest)
         if known is not None:
             return known
