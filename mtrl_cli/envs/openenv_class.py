@@ -110,10 +110,9 @@ def _said(environment_class: Any, attribute: str, argument: int, hint: str, base
 
 def accepted(environment_class: Any) -> frozenset[str] | None:
     """The keyword arguments that ``reset`` takes; None when it takes any."""
-    method = "reset_async" if is_async(environment_class, "reset") else "reset"
-    plain = environment_class.reset
-    chosen = plain if inspect.iscoroutinefunction(plain) else getattr(environment_class, method)
-    parameters = inspect.signature(chosen).parameters.values()
+    asynchronous = is_async(environment_class, "reset")
+    used = async_method(environment_class, "reset") if asynchronous else environment_class.reset
+    parameters = inspect.signature(used).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return frozenset(parameter.name for parameter in parameters)
@@ -129,6 +128,6 @@ def is_async(environment_class: Any, method: str) -> bool:
 
 
 def async_method(environment: Any, method: str) -> Any:
-    """``step`` itself where it is a coroutine function, else ``step_async``."""
+    """``step`` itself where it is a coroutine function, else ``step_async``; of a class, too."""
     plain = getattr(environment, method)
     return plain if inspect.iscoroutinefunction(plain) else getattr(environment, f"{method}_async")

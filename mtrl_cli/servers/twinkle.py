@@ -37,7 +37,7 @@ from mtrl_cli.servers.interface import (
     ModelSpec,
     Recalled,
 )
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in
+from mtrl_cli.servers.tinker_codec import MalformedReply, body_of
 from mtrl_cli.servers.transport import Transport
 from mtrl_cli.servers.twinkle_gateway import Gateway
 from mtrl_cli.servers.twinkle_losses import LOSSES, Backend, twinkle_loss
@@ -48,6 +48,7 @@ from mtrl_cli.servers.twinkle_training import (
     TwinkleCall,
     create,
     free,
+    named,
     publish,
 )
 from mtrl_cli.servers.twinkle_transport import (
@@ -275,10 +276,7 @@ class TwinkleService:
 
         async def run(sender: Sender, accepted: Accepted) -> str:
             reply = await sender.post(step.kind, step.path, step.body, model)
-            try:
-                return name_in(reply or {}, "twinkle_path")
-            except MalformedReply as error:
-                raise Unknown(f"save_state {seq} was executed, but {error}") from None
+            return named(reply, "twinkle_path", f"{step.kind} {seq}")
 
         return _call(step, model, seq, run)
 

@@ -55,15 +55,11 @@ def lora_config(spec: ModelSpec) -> str:
 def optimizer_fields(adam: AdamSpec, backend: Backend) -> dict[str, Any]:
     """``set_optimizer``. Weight decay is decoupled: AdamW, which Megatron calls Adam."""
     decays = adam.weight_decay > 0 and backend == "transformers"
-    return {"optimizer_cls": "AdamW" if decays else "Adam", **_parameters(adam)}
+    return {"optimizer_cls": "AdamW" if decays else "Adam", **optimizer_parameters(adam)}
 
 
 def optimizer_parameters(adam: AdamSpec) -> dict[str, Any]:
     """``optim_params`` of ``clip_grad_and_step``: they replace the optimizer's own."""
-    return _parameters(adam)
-
-
-def _parameters(adam: AdamSpec) -> dict[str, Any]:
     return {
         "lr": adam.learning_rate,
         "betas": [adam.beta1, adam.beta2],

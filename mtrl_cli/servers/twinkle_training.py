@@ -85,7 +85,7 @@ async def create(
         reply = await sender.post(add.kind, add.path, add.body, model, repeat=False)
     except Unknown as error:
         raise Unknown(f"{error}; it may hold the slot of {model}") from None
-    name = _named(reply, "adapter_name", add.kind)
+    name = named(reply, "adapter_name", add.kind)
     if name != model:
         raise Unknown(f"{add.kind}: the server calls the adapter {name}, expected {model}")
     for step in settings:
@@ -112,7 +112,7 @@ async def publish(sender: Sender, model: str, save: Step, snapshots: Snapshots) 
     for _ in range(_SAVES):
         await snapshots.let_a_second_pass(model)
         reply = await sender.post(save.kind, save.path, save.body, model)
-        uri = _named(reply, "twinkle_path", save.kind)
+        uri = named(reply, "twinkle_path", save.kind)
         if snapshots.is_new(model, uri):
             return uri
     raise ServerError(
@@ -125,7 +125,7 @@ async def free(sender: Sender, model: str, unload: Step, accepted: Callable[[str
     """Free the adapter's slot, and wait until it is free. The server does not mind a second
     time, nor a name that it does not know."""
     reply = await sender.post(unload.kind, unload.path, unload.body, model)
-    request = _named(reply, "request_id", unload.kind)
+    request = named(reply, "request_id", unload.kind)
     accepted(request)
     poll = body_of({"request_id": request, "allow_metadata_only": True})
     deadline = time.monotonic() + _UNLOAD_SECONDS
@@ -149,10 +149,11 @@ async def free(sender: Sender, model: str, unload: Step, accepted: Callable[[str
     raise Unknown(f"{unload.kind} has not ended within {_UNLOAD_SECONDS:g} s", request=request)
 
 
-def _named(reply: object, key: str, kind: str) -> str:
+def named(reply: object, key: str, call: str) -> str:
+    """A name in the reply to a call that was executed. Raises: Unknown: it is not there."""
     try:
         if not isinstance(reply, dict):
             raise MalformedReply(f"the reply has no {key!r}")
         return name_in(reply, key)
     except MalformedReply as error:
-        raise Unknown(f"{kind} was executed, but {error}") from None
+        raise Unknown(f"{call} was executed, but {error}") from None
