@@ -83,6 +83,11 @@ class Keys:
         return without_secret(without_secret(text, self._own), self._token)
 
 
+def usable_token(value: object) -> str | None:
+    """A token as a server gave it; None where it is none that a header can carry."""
+    return value if isinstance(value, str) and value.isascii() and value.isprintable() else None
+
+
 def lifetime(token: str) -> float | None:
     """Seconds from a JWT's ``iat`` to its ``exp``, both the server's; None where it has none."""
     try:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from mtrl_cli.servers import tinker_codec as codec
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict, one_line
+from mtrl_cli.servers.keys import usable_token
 from mtrl_cli.servers.reaching import check_offered, offered_models, reach
 from mtrl_cli.servers.tinker_formats import Formats
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
@@ -99,10 +100,10 @@ class Door:
                 verdict = replace(verdict, outcome="transient")
             raise NoReply(verdict)
         try:
-            token = codec.parse(reply.body).get("jwt")
+            token = usable_token(codec.parse(reply.body).get("jwt"))
         except codec.MalformedReply as error:
             raise NoReply(Verdict("transient", str(error))) from None
-        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+        if token is None:
             raise NoReply(Verdict("permanent", "the server's token is none"))
         return token
 

@@ -26,7 +26,7 @@ from mtrl_cli.servers.errors import (
     without_secret,
 )
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts
-from mtrl_cli.servers.keys import HEADER
+from mtrl_cli.servers.keys import HEADER, usable_token
 from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX, Address, proxy_for
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ class TinkerSnapshots:
         if config is None or config.get("pjwt_auth_enabled") is not True:
             return
         given = await self._posted(client, "auth/token", {})
-        token = None if given is None else _text(given.get("jwt"))
-        if token is None or not token.isascii() or not token.isprintable():
+        token = None if given is None else usable_token(given.get("jwt"))
+        if token is None:
             raise ServerError(f"{self._address.url} gave no token for the API key")
         client.headers[HEADER] = token
 
@@ -121,26 +121,23 @@ class TinkerSnapshots:
             reply = await client.post(path, json=body)
         except (httpx.HTTPError, OSError) as error:
             raise self._failed(f"POST {path}", judge_exception(error)) from None
-        if reply.status_code == 404:
-            return None
-        if reply.status_code != 200:
-            raise self._failed(f"POST {path}", judge_reply(reply.status_code, reply.content))
-        try:
-            return codec.parse(reply.content)
-        except codec.MalformedReply as error:
-            raise ServerError(f"POST {path} at {self._address.url}: {error}") from None
+        return self._object(reply, f"POST {path}")
 
     async def _get(self, client: "httpx.AsyncClient", path: str) -> Mapping[str, Any] | None:
         """One reading call; None for 404."""
         reply = await self._asked(client, path, _LIST_SECONDS)
+        return self._object(reply, f"GET {path}")
+
+    def _object(self, reply: "httpx.Response", what: str) -> Mapping[str, Any] | None:
+        """What it says; None for 404."""
         if reply.status_code == 404:
             return None
         if reply.status_code != 200:
-            raise self._failed(f"GET {path}", judge_reply(reply.status_code, reply.content))
+            raise self._failed(what, judge_reply(reply.status_code, reply.content))
         try:
             return codec.parse(reply.content)
         except codec.MalformedReply as error:
-            raise ServerError(f"GET {path} at {self._address.url}: {error}") from None
+            raise ServerError(f"{what} at {self._address.url}: {error}") from None
 
     async def _asked(
         self, client: "httpx.AsyncClient", path: str, seconds: float
