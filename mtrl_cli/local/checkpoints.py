@@ -53,8 +53,10 @@ class CheckpointRoutes:
     @staticmethod
     def is_download(method: str, target: str) -> bool:
         """Whether a request brings its own proof of being allowed."""
+        if method != "GET":
+            return False
         match = _FILE.fullmatch(target.partition("?")[0])
-        return method == "GET" and match is not None and match[4] == "download"
+        return match is not None and match[4] == "download"
 
     async def file(self, request: web.BaseRequest) -> web.Response | None:
         """The answer of the two routes that answer no JSON; None for all others."""
