@@ -136,7 +136,13 @@ async def stopped(
     def asked(most: int, stop: tuple[int, ...]) -> SampleRequest:
         return SampleRequest(turn.policy, prompt, most, stop, 0, greedy)
 
-    likeliest = (await service.sample(asked(1, chat.stop_ids))).tokens[0]
+    first = await service.sample(asked(1, chat.stop_ids))
+    if not first.tokens:
+        raise Told(
+            f"a turn of at most one token holds none, and ended with {first.stop_reason!r}",
+            "whether stop ids are honoured could not be seen: see whether the server returns them",
+        )
+    likeliest = first.tokens[0]
     sample = await service.sample(asked(2, (likeliest,)))
     if list(sample.tokens) == [likeliest] and sample.stop_reason == "stop":
         speaker.ok("a sampled stop token ends the turn, and comes back with its logprob")
@@ -146,7 +152,7 @@ async def stopped(
             " inserted, and not trained",
             "have the server return stop tokens, if it can",
         )
-    elif sample.tokens[0] == likeliest:
+    elif sample.tokens and sample.tokens[0] == likeliest:
         raise Told(
             f"token {likeliest} was sampled, is a stop id, and the turn went on: stop ids are not"
             " honoured",

@@ -54,6 +54,11 @@ _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 10.0
 _BILLING_PAUSE = 5.0
 _READ_AT_MOST = 65_536
+_PARSE_AT_MOST = 2**20
+
+# A page may be broken or hostile: neither pattern may read a stretch of it more than a few times.
+_TITLE = re.compile(r"<(title|h1)\b[^<>]{0,200}>(.{0,300}?)</\1", re.IGNORECASE | re.DOTALL)
+_TAG = re.compile(r"<[^<>]*>")
 
 
 class ServerError(MtrlError):
@@ -269,11 +274,14 @@ class Budget:
 
 
 def backoff(failures: int, retry_after: float | None = None) -> float:
-    """Seconds to wait after ``failures`` earlier ones, with jitter; never less than asked for."""
-    if retry_after is not None:
-        return retry_after + random.uniform(0.0, max(0.05, 0.2 * retry_after))
-    pause = min(_FIRST_PAUSE * 2.0 ** min(failures, 10), _LONGEST_PAUSE)
-    return float(pause * random.uniform(0.5, 1.0))
+    """Seconds to wait after ``failures`` earlier ones, with jitter.
+
+    Never less than asked for, and never less than without being asked: a server may ask for 0.
+    """
+    pause = min(_FIRST_PAUSE * 2.0 ** min(failures, 10), _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+    if retry_after is None:
+        return float(pause)
+    return max(retry_after + random.uniform(0.0, max(0.05, 0.2 * retry_after)), float(pause))
 
 
 # --- words ----------------------------------------------------------------------------------
@@ -284,14 +292,14 @@ def server_words(body: bytes) -> str:
     text = body[:_READ_AT_MOST].decode("utf-8", "replace").strip()
     if not text:
         return ""
-    if text[0] in "{[":
+    if text[0] in "{[" and len(body) <= _PARSE_AT_MOST:
         try:
             return one_line(_message(json.loads(body)))
         except (ValueError, RecursionError):
             return one_line(text)
     if text[0] == "<":
-        title = re.search(r"<(title|h1)[^>]*>(.*?)</\1", text, re.IGNORECASE | re.DOTALL)
-        return one_line(html.unescape(title[2] if title else re.sub(r"<[^>]*>", " ", text)))
+        title = _TITLE.search(text)
+        return one_line(html.unescape(title[2] if title else _TAG.sub(" ", text)))
     return one_line(text)
 
 
@@ -303,7 +311,9 @@ def _message(value: Any) -> str:
         return "; ".join(_message(item) for item in value[:3])
     if isinstance(value, Mapping):
         if "msg" in value:
-            where = ".".join(str(part) for part in value.get("loc") or () if part != "body")
+            loc = value.get("loc")
+            parts = loc if isinstance(loc, list) else []
+            where = ".".join(str(part) for part in parts if part != "body")
             return f"{where}: {value['msg']}" if where else str(value["msg"])
         for key in ("detail", "error", "message"):
             if value.get(key):

@@ -212,14 +212,15 @@ class TinkerService:
         answer = await self._connected().run(request)
         if isinstance(answer, Verdict):
             if says_context_full(answer):
-                raise ContextOverflow(answer.says)
+                raise ContextOverflow(self._transport.keys.without(answer.says))
             raise PolicyFailure(
                 self._says("sampling failed", answer), permanent=answer.outcome == "permanent"
             )
         try:
             sample = sample_of(answer)
         except MalformedReply as error:
-            raise PolicyFailure(f"sampling at {self._address.url} failed: {error}") from None
+            told = self._transport.keys.without(str(error))
+            raise PolicyFailure(f"sampling at {self._address.url} failed: {told}") from None
         if sample.policy is None or sample.policy == request.policy:
             return sample
         return replace(sample, policy=self._policy_named(request.policy, sample.policy))
@@ -232,7 +233,8 @@ class TinkerService:
         try:
             return prompt_logprobs_of(answer, len(tokens))
         except MalformedReply as error:
-            raise ServerError(f"no logprobs under {policy}: {error}") from None
+            told = self._transport.keys.without(str(error))
+            raise ServerError(f"no logprobs under {policy}: {told}") from None
 
     async def snapshot(self, uri: str) -> SnapshotFacts | None:
         return await TinkerSnapshots(self._address).facts(uri)
@@ -260,4 +262,5 @@ class TinkerService:
     def _says(self, what: str, verdict: Verdict) -> str:
         lost = self._heartbeat.lost if self._heartbeat is not None else None
         gone = "" if lost is None else f" (the server forgot the session: {lost})"
-        return f"{what} at {self._address.url}: {verdict.says}{gone}"
+        says = self._transport.keys.without(verdict.says)
+        return f"{what} at {self._address.url}: {says}{gone}"

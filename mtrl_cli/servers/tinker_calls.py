@@ -24,6 +24,14 @@ from mtrl_cli.servers.tinker_formats import CONTENT_TYPES, Format, Formats
 
 T = TypeVar("T")
 
+_PATHS = frozenset({
+    "create_model", "forward", "forward_backward", "optim_step", "save_weights_for_sampler",
+    "save_weights", "load_weights", "unload_model", "sample",
+})  # fmt: skip
+"""What results name as their ``type``, where they name one."""
+_ARRAYS = frozenset({"sequences", "loss_fn_outputs"})
+"""What only results of passes and of samples hold."""
+
 Names = Callable[[str], str]
 
 
@@ -109,9 +117,21 @@ def _call(
     seq: int | None = None,
 ) -> Call[T]:
     def decoded(result: formats.Result) -> T:
-        return decode(formats.unpacked(result))
+        return decode(_own(formats.unpacked(result), path))
 
     return Call(kind, path, body, hashlib.sha256(body).hexdigest(), model, seq, decoded)
+
+
+def _own(reply: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """``reply``, unless it shows that it answers another call than that of ``path``.
+
+    Raises:
+        MalformedReply: it does. Some calls need nothing from their result, and would take any.
+    """
+    said = reply.get("type")
+    if (isinstance(said, str) and said in _PATHS and said != path) or not _ARRAYS.isdisjoint(reply):
+        raise codec.MalformedReply("the result that came is that of another call")
+    return reply
 
 
 def _digest(model: str, seq: int, data: Sequence[Datum], loss: LossSpec) -> str:

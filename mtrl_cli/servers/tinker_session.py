@@ -135,15 +135,17 @@ class Door:
                 f"{self._url} is not a Tinker server (HTTP 404): correct server.base_url"
             )
         if reply.get("error_message"):
-            raise ServerError(
-                f"{self._url} opens no session: {one_line(str(reply['error_message']))}"
-            )
+            raise ServerError(f"{self._url} opens no session: {self._told(reply['error_message'])}")
         if reply.get("warning_message"):
-            log.warning("%s says: %s", self._url, one_line(str(reply["warning_message"])))
+            log.warning("%s says: %s", self._url, self._told(reply["warning_message"]))
         try:
             return codec.name_in(reply, "session_id")
         except codec.MalformedReply as error:
-            raise ServerError(f"{self._url} opened no session: {error}") from None
+            raise ServerError(f"{self._url} opened no session: {self._told(error)}") from None
+
+    def _told(self, words: object) -> str:
+        """What the server says, as one line without the keys."""
+        return one_line(self._transport.keys.without(str(words)))
 
     async def finish_session(self, session: str) -> None:
         """Let the server free what the session holds now, and not when its beats have stopped.
@@ -176,7 +178,7 @@ class Door:
             return codec.parse(reply.body)
         except codec.MalformedReply as error:
             raise ServerError(
-                f"{self._url} is not a Tinker server ({error}): correct server.base_url"
+                f"{self._url} is not a Tinker server ({self._told(error)}): correct server.base_url"
             ) from None
 
     def _turned_away(self, verdict: Verdict) -> ServerError:

@@ -37,6 +37,7 @@ _URI = re.compile(r"([a-z][a-z0-9+.-]*://([^/\s]+))/(?:(sampler_weights|weights)
 _LIST_SECONDS = 20.0
 _ARCHIVE_SECONDS = 300.0  # a server may pack the archive when it is first asked for
 _READ_SECONDS = 60.0
+_DOWNLOAD_SECONDS = 3600.0  # in all: a reply may also come a byte a minute
 _NO_ROUTE = (404, 405)
 _SPENT = 1_000
 """Attempts: reading again harms nobody, so the seconds decide."""
@@ -118,7 +119,8 @@ class TinkerSnapshots:
         import httpx
 
         try:
-            reply = await client.post(path, json=body)
+            async with asyncio.timeout(_LIST_SECONDS):
+                reply = await client.post(path, json=body)
         except (httpx.HTTPError, OSError) as error:
             raise self._failed(f"POST {path}", judge_exception(error)) from None
         return self._object(reply, f"POST {path}")
@@ -148,7 +150,8 @@ class TinkerSnapshots:
         budget = Budget(seconds, _SPENT)
         while True:
             try:
-                reply = await client.get(path)
+                async with asyncio.timeout(budget.left):
+                    reply = await client.get(path)
             except (httpx.HTTPError, OSError) as error:
                 verdict = judge_exception(error)
             else:
@@ -168,7 +171,8 @@ class TinkerSnapshots:
         import httpx
 
         try:
-            reply = await client.post("weights_info", json={"tinker_path": uri})
+            async with asyncio.timeout(_LIST_SECONDS):
+                reply = await client.post("weights_info", json={"tinker_path": uri})
             return _text(codec.parse(reply.content).get("digest"))
         except (httpx.HTTPError, OSError, codec.MalformedReply):
             return None
@@ -184,15 +188,23 @@ class TinkerSnapshots:
         for path in paths:
             reply = await self._asked(client, path, _ARCHIVE_SECONDS)
             if reply.is_redirect:
-                link = urljoin(str(reply.url), reply.headers["Location"])
-                if urlsplit(link).scheme not in ("http", "https"):
-                    raise ServerError(f"{self._address.url} names a download that is not HTTP")
-                return link
+                return self._link(str(reply.url), reply.headers["Location"])
             if reply.status_code >= 400 and reply.status_code not in _NO_ROUTE:
                 verdict = judge_reply(reply.status_code, reply.content)
                 raise self._failed(f"the archive of {uri}", verdict)
         told = f"HTTP {reply.status_code}, and no link"
         raise ServerError(f"{self._address.url} does not hand out {uri} ({told})")
+
+    def _link(self, asked: str, location: str) -> str:
+        import httpx
+
+        try:
+            link = urljoin(asked, location)
+            if urlsplit(link).scheme in ("http", "https") and httpx.URL(link).host:
+                return link
+        except (ValueError, httpx.InvalidURL):
+            pass
+        raise ServerError(f"{self._address.url} names a download that is not HTTP")
 
     async def _fetch(self, link: str, into: IO[bytes]) -> None:
         import httpx
@@ -200,6 +212,7 @@ class TinkerSnapshots:
         timeout = httpx.Timeout(_READ_SECONDS, connect=CONNECT_SECONDS)
         try:
             async with (
+                asyncio.timeout(_DOWNLOAD_SECONDS),
                 httpx.AsyncClient(
                     timeout=timeout, follow_redirects=True, proxy=proxy_for(link), trust_env=False
                 ) as client,

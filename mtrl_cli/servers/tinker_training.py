@@ -204,11 +204,11 @@ class Training:
     # Words.
 
     def _refused(self, call: Call[Any], verdict: Verdict) -> ServerError:
-        where = self._transport.address.url
+        where, says = self._transport.address.url, self._transport.keys.without(verdict.says)
         if verdict.status in (401, 403):
-            return AuthError(f"{where} does not take the API key for {call.kind}: {verdict.says}")
+            return AuthError(f"{where} does not take the API key for {call.kind}: {says}")
         return Refused(
-            f"{_name(call)} was not executed by {where}: {verdict.says}",
+            f"{_name(call)} was not executed by {where}: {says}",
             transient=verdict.outcome == "transient",
             retry_after=verdict.retry_after,
             status=verdict.status,
@@ -218,9 +218,9 @@ class Training:
         self, call: Call[Any], says: str, request: str | None = None, *, failed: bool = False
     ) -> Unknown:
         known = "" if request is None else f" as request {request}"
-        where = self._transport.address.url
+        where, told = self._transport.address.url, self._transport.keys.without(says)
         return Unknown(
-            f"{_name(call)} may have been executed{known} by {where}: {says}",
+            f"{_name(call)} may have been executed{known} by {where}: {told}",
             request=request,
             failed=failed,
         )

@@ -15,6 +15,7 @@ call ends in a `Reply`, whatever its status, or in `NoReply`.
 
 import asyncio
 import contextlib
+import ipaddress
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -81,27 +82,28 @@ class Address:
         Raises:
             UsageError: it is not an http(s) URL, or the key cannot be a header.
         """
-        url = base_url.strip().rstrip("/")
-        url = url.removesuffix("/api/v1")
+        url = base_url.strip().rstrip("/").removesuffix("/api/v1").rstrip("/")
+        if "@" in url.partition("//")[2].partition("/")[0]:
+            raise UsageError(
+                "server.base_url: it holds a user name or password; give the key as server.api_key"
+            )
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
         except ValueError:
             host, parts = None, urlsplit("")
-        if parts.scheme not in ("http", "https") or not host:
+        if parts.scheme not in ("http", "https") or not host or not _is_host(host, url):
             raise UsageError(
                 f"server.base_url: {base_url!r} is not an address; "
                 "write http://HOST:PORT or https://HOST"
             )
-        if parts.username is not None or parts.password is not None:
-            raise UsageError(
-                "server.base_url: it holds a user name or password; give the key as server.api_key"
-            )
-        if parts.query or parts.fragment:
+        if "?" in url or "#" in url:
             raise UsageError(f"server.base_url: {url!r} has a query; write the address alone")
+        api_key = api_key.strip(" ") if api_key is not None else None
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise UsageError("server.api_key: the key holds characters no header can carry")
-        return Address(url, api_key or None)
+        # A scheme in capitals is the same scheme, and must not pass for another one.
+        return Address(f"{parts.scheme}:{url.partition(':')[2]}", api_key or None)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -109,6 +111,26 @@ class Address:
         if self.api_key is not None:
             headers[HEADER] = self.api_key
         return headers
+
+
+def _is_host(host: str, url: str) -> bool:
+    """Whether every library that will read ``url`` can; each has its own way to choke on a name."""
+    if not url.isprintable() or " " in host:
+        return False
+    try:
+        if "[" in url.split("/")[2] or host.replace(".", "").isdecimal():
+            ipaddress.ip_address(host.partition("%")[0])
+            return True
+        if "%" in host:
+            return False
+        if host.isascii() and "xn--" not in host:
+            return all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
+        import idna
+
+        idna.encode(host)
+    except ValueError:
+        return False
+    return True
 
 
 class Transport:
@@ -275,6 +297,8 @@ class Transport:
         self._check_there()
         if self.limiter.closed:
             seconds = await self._wait(seconds)
+        if seconds <= 0:  # the event loop was held up; what is not sent is not unknown
+            raise NoReply(Verdict("transient", "no time was left to send it"))
         timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
         content: bytes | AsyncIterator[bytes] | None = body
         headers = dict(headers or {})
@@ -331,7 +355,7 @@ class Limiter:
     def hold(self, retry_after: float | None) -> None:
         """Close for ``retry_after`` seconds; without one for longer each time in a row."""
         now = time.monotonic()
-        if retry_after is None:
+        if not retry_after:  # a server may ask for 0, or for a moment that is past
             recent = now < self._until + 2 * self._pause
             retry_after = min(2 * self._pause, 10.0) if recent and self._pause else 0.25
         self._pause = retry_after
