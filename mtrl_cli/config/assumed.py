@@ -55,7 +55,7 @@ def is_known(config: ServerConfig) -> bool:
 def _known(config: ServerConfig) -> Assumed:
     total = LossReduction.sum
     if config.kind is ServerKind.local:
-        return Assumed(Snapshots.immutable, dedupes=True, format="json", loss_reduction=total)
+        return Assumed(Snapshots.immutable, dedupes=True, format="protobuf", loss_reduction=total)
     if config.kind is ServerKind.twinkle:
         mean = LossReduction.call_mean
         return Assumed(Snapshots.newest_only, dedupes=False, format="json", loss_reduction=mean)

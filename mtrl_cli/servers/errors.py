@@ -106,6 +106,14 @@ class Verdict:
     retry_after: float | None = None
 
 
+class NoReply(Exception):  # noqa: N818
+    """A request that ended without a reply; ``verdict`` says whether it may have been executed."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.says)
+        self.verdict = verdict
+
+
 def judge_reply(
     status: int, body: bytes, *, retry_after: str | None = None, training: bool = False
 ) -> Verdict:
@@ -176,8 +184,6 @@ def _not_connected(error: BaseException) -> bool:
             # the sockets themselves
             "ConnectionRefusedError",
             "gaierror",
-            # ours
-            "StaleConnection",
         }
     )
 
@@ -190,8 +196,6 @@ def _fate(error: BaseException) -> str:
         return f"the server's TLS certificate is not trusted ({one_line(str(error), 120)})"
     if "SSLError" in names:
         return f"no TLS connection ({one_line(str(error), 120)})"
-    if "StaleConnection" in names:
-        return "something nobody asked for came over the idle connection"
     if _not_connected(error):
         if "ConnectionTimeoutError" in names or "ConnectTimeout" in names:
             return "no connection in time"
@@ -200,11 +204,11 @@ def _fate(error: BaseException) -> str:
         return "connection refused" if refused else "no connection"
     if "TimeoutError" in names or "TimeoutException" in names:
         return "no reply in time"
-    if "ClientPayloadError" in names or "ReadError" in names:
+    if names & {"ClientPayloadError", "ReadError", "ReplyBrokenError"}:
         return "the reply broke off"
-    if "ServerDisconnectedError" in names or "ConnectionResetError" in names:
+    if names & {"ServerDisconnectedError", "ConnectionResetError", "ReplyMissingError"}:
         return "the connection was closed before the reply"
-    if "ClientResponseError" in names or "RemoteProtocolError" in names:
+    if names & {"ClientResponseError", "RemoteProtocolError", "NotHttpError"}:
         return "the reply is not HTTP"
     words = one_line(str(error), 120)
     return f"the connection broke ({words or type(error).__name__})"

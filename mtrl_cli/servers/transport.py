@@ -1,8 +1,9 @@
 """HTTP to one training service: two doors, one address, one key.
 
-**Pooled** is for the calls made every turn (sample and poll). It talks to the aiohttp session of
-`pooled` itself: httpx's request and response objects would cost more than the rest of the turn.
-Broken keep-alive connections are met here, where a call can simply be made again.
+**Pooled** is for the calls made every turn (sample and poll). It has connections of its own
+(`pool`): a client library's request and response objects would cost several times more than the
+rest of the turn. Broken keep-alive connections are met here, where a call can simply be made
+again. Through a proxy it is httpx over aiohttp.
 
 **Single** is for the calls whose outcome matters (create, train, save). It is httpx over aiohttp,
 on a fresh connection each time: a connection that the server has just closed for idleness would
@@ -20,17 +21,19 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from mtrl_cli.errors import UsageError
+from mtrl_cli.servers.errors import NoReply as NoReply
 from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.keys import HEADER, Keys
 
 if TYPE_CHECKING:
-    import aiohttp
     import httpx
-    import yarl
+
+    from mtrl_cli.servers.pool import Pool
 
 PREFIX = "/api/v1/"
 CONNECT_SECONDS = 10.0
@@ -38,6 +41,9 @@ CONNECT_SECONDS = 10.0
 # Shorter than the keep-alive of common servers (uvicorn's is 5 s), so that the pool gives up a
 # connection before the server does.
 _KEEPALIVE_SECONDS = 4.0
+
+_MOST_HEADS = 64
+_Key = tuple[str, tuple[tuple[str, str], ...]]
 
 # A body is written in pieces of this size, so that a large batch does not hold up the event loop.
 _PIECE = 2**18
@@ -58,14 +64,6 @@ class Reply:
     content_type: str | None = None
     token_refused: bool = False
     """A 401 that says that the token shown is not valid (RFC 6750)."""
-
-
-class NoReply(Exception):  # noqa: N818
-    """A request that ended without a reply; ``verdict`` says whether it may have been executed."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.says)
-        self.verdict = verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,45 +148,57 @@ class Transport:
         self.gone = gone
         self.limiter = Limiter()
         self._connections = connections
-        self._urls: dict[str, yarl.URL] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._heads: dict[_Key, bytes] = {}
+        self._pool: Pool | None = None
         self._client: httpx.AsyncClient | None = None
+        self._proxied: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
         import aiohttp
         import httpx
         import httpx_aiohttp
 
-        from mtrl_cli.servers import pooled
+        from mtrl_cli.servers.pool import Pool
 
-        secure = self.address.url.startswith("https")
+        parts = urlsplit(self.address.url)
+        secure = parts.scheme == "https"
         context = httpx.create_ssl_context() if secure else None
         proxy = proxy_for(self.address.url)
-        self._session = pooled.open_session(
-            self.address.headers,
-            limit=self._connections,
-            keepalive_seconds=_KEEPALIVE_SECONDS,
+
+        def client(connector: aiohttp.TCPConnector) -> httpx.AsyncClient:
+            session = aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), proxy=proxy
+            )
+            return httpx.AsyncClient(
+                transport=httpx_aiohttp.AiohttpTransport(client=session, verify=False),
+                base_url=self.address.url + PREFIX,
+                headers=self.address.headers,
+                trust_env=False,
+            )
+
+        connector = partial(aiohttp.TCPConnector, ssl=context or True)
+        self._client = client(connector(limit=0, force_close=True))
+        if proxy is not None:
+            self._proxied = client(
+                connector(limit=self._connections, keepalive_timeout=_KEEPALIVE_SECONDS)
+            )
+            return
+        self._pool = Pool(
+            parts.hostname or "",
+            parts.port or (443 if secure else 80),
             context=context,
-            proxy=proxy,
-        )
-        singles = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=context or True),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=proxy,
-        )
-        self._client = httpx.AsyncClient(
-            transport=httpx_aiohttp.AiohttpTransport(client=singles, verify=False),
-            base_url=self.address.url + PREFIX,
-            headers=self.address.headers,
-            trust_env=False,
+            limit=self._connections,
+            keepalive=_KEEPALIVE_SECONDS,
+            connect=CONNECT_SECONDS,
         )
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-        if self._session is not None:
-            await self._session.close()
-        self._session = self._client = None
+        for client in (self._client, self._proxied):
+            if client is not None:
+                await client.aclose()
+        if self._pool is not None:
+            await self._pool.close()
+        self._pool = self._client = self._proxied = None
 
     async def pooled(
         self, path: str, body: bytes, seconds: float, headers: Mapping[str, str] | None = None
@@ -207,33 +217,34 @@ class Transport:
     async def _pooled(
         self, path: str, body: bytes, seconds: float, headers: Mapping[str, str] | None
     ) -> Reply:
-        import aiohttp
-        import yarl
-
-        session = self._session
-        if session is None:
-            raise RuntimeError("the transport is not open")
+        pool = self._pool
+        if pool is None:
+            return await self._request(self._proxied, "POST", path, body, seconds, headers)
         self._check_there()
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = yarl.URL(self.address.url + PREFIX + path)
         if self.limiter.closed:
             seconds = await self._wait(seconds)
-        content: bytes | AsyncIterator[bytes] = body
-        if len(body) > _PIECE:
-            content = _pieces(body)
-            headers = {**(headers or {}), "Content-Length": str(len(body))}
-        # To aiohttp, no seconds left would mean no limit.
-        total = max(seconds, 0.001)
-        timeout = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS)
-        try:
-            reply = await session.post(
-                url, data=content, headers=headers, timeout=timeout, allow_redirects=False
-            )
-            # Read to its end, it gives its connection back; cut short, it closes it.
-            return _reply(reply.status, await reply.read(), reply.headers)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoReply(judge_exception(error)) from None
+        reply = await pool.post(self._head(path, len(body), headers), body, seconds)
+        return _reply(reply.status, reply.body, reply.headers)
+
+    def _head(self, path: str, length: int, headers: Mapping[str, str] | None) -> bytes:
+        """The head of a pooled request; but for its length it is made once."""
+        key: _Key = (path, tuple(headers.items()) if headers else ())
+        start = self._heads.get(key)
+        if start is None:
+            parts = urlsplit(self.address.url)
+            sent = {
+                "Host": parts.netloc,
+                **self.address.headers,
+                "Accept-Encoding": "identity",
+                "User-Agent": "mtrl",
+                **(headers or {}),
+            }
+            lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+            start = f"POST {parts.path}{PREFIX}{path} HTTP/1.1\r\n{lines}Content-Length: ".encode()
+            if len(self._heads) >= _MOST_HEADS:  # tokens come and go
+                self._heads.clear()
+            self._heads[key] = start
+        return b"%b%d\r\n\r\n" % (start, length)
 
     async def single(
         self,
@@ -288,10 +299,20 @@ class Transport:
         seconds: float,
         headers: Mapping[str, str] | None,
     ) -> Reply:
+        return await self._request(self._client, method, path, body, seconds, headers)
+
+    async def _request(
+        self,
+        client: "httpx.AsyncClient | None",
+        method: str,
+        path: str,
+        body: bytes | None,
+        seconds: float,
+        headers: Mapping[str, str] | None,
+    ) -> Reply:
         import aiohttp
         import httpx
 
-        client = self._client
         if client is None:
             raise RuntimeError("the transport is not open")
         self._check_there()
@@ -333,8 +354,8 @@ class Transport:
 
 
 def _reply(status: int, body: bytes, headers: Mapping[str, str]) -> Reply:
-    refused = status == 401 and "invalid_token" in headers.get("WWW-Authenticate", "")
-    return Reply(status, body, headers.get("Retry-After"), headers.get("Content-Type"), refused)
+    refused = status == 401 and "invalid_token" in headers.get("www-authenticate", "")
+    return Reply(status, body, headers.get("retry-after"), headers.get("content-type"), refused)
 
 
 class Limiter:

@@ -122,7 +122,7 @@ class ScriptedPolicyServer(LoopbackServer):
         poll_seconds: float = 5.0,
         inline: bool = False,
         snapshots: Snapshots = "immutable",
-        formats: Literal["json", "protobuf", "both"] = "json",
+        formats: Literal["json", "protobuf", "both"] = "both",
         hosted: Hosted | None = None,
     ) -> None:
         self._options: dict[str, Any] = {

@@ -34,7 +34,9 @@ async def lying(
         EmbeddedServer(store) as server,
         RewritingProxy(server.url, request=request, reply=reply) as proxy,
     ):
-        yield proxy, [f'server.base_url="{proxy.url}"', f"server.api_key={server.api_key}"]
+        where = f'server.base_url="{proxy.url}"'
+        # What it rewrites is JSON.
+        yield proxy, [where, f"server.api_key={server.api_key}", "server.codec=json"]
 
 
 async def run(runs: Path, *overrides: str, observer: Observer = ignore) -> Path:
