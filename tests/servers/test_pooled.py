@@ -275,6 +275,24 @@ async def test_no_time_left_is_not_for_ever():
             await door.pooled("x", b"", -1.0)
 
 
+async def test_through_a_proxy(monkeypatch):
+    async with serving([OK], [OK]) as (near, arrived, connections):
+        monkeypatch.setenv("http_proxy", near.address.url)
+        monkeypatch.delenv("no_proxy", raising=False)
+        door = Transport(Address.of("http://policy.test", "k"), 2)
+        await door.open()
+        try:
+            for _ in range(2):
+                assert (await door.pooled("x", b"{}", 2.0, {"Prefer": "wait=30"})).body == b"hi"
+        finally:
+            await door.close()
+        assert len(connections) == 1
+        head = arrived[0][0].decode().lower()
+        assert head.startswith("post http://policy.test/api/v1/x http/1.1")
+        assert "x-api-key: k" in head
+        assert "prefer: wait=30" in head
+
+
 async def test_nobody_listens():
     async with serving() as (door, _, _):
         pass
