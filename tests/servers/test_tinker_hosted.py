@@ -205,7 +205,7 @@ async def test_a_bill_is_waited_for_and_says_what_it_is(connect, monkeypatch):
 async def test_a_bill_met_while_polling_ends_with_the_deadline(connect, monkeypatch):
     monkeypatch.setattr(errors, "_BILLING_PAUSE", 0.05)
     async with ScriptedPolicyServer() as server:
-        client = await connect(server, training_timeout=0.6)
+        client = await connect(server, training_timeout=4.0)
         trained = await Trained(client).prepare("optim_step")
         bill = faults.status(402, {"detail": "no credit"})
         server.faults.add("retrieve_future", bill, times=3)

@@ -339,7 +339,7 @@ def test_tokens_stay_a_growing_array_after_encoding():
     ids = array("i", [1, 2, 3])
     codec.token_text(ids)
     ids.extend([4])  # raises if a view were still exported
-    assert codec.token_text(ids) == b"1,2,3,4"
+    assert json.loads(b"[" + codec.token_text(ids) + b"]") == [1, 2, 3, 4]
 
 
 def test_floats_survive_the_wire_exactly():
