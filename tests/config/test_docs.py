@@ -1,4 +1,7 @@
-"""docs/configuration.md lists every key with its default."""
+"""docs/configuration.md lists every key with its default, as the program that writes it would now.
+
+``python -m mtrl_cli.config.reference docs/configuration.md`` writes the tables again.
+"""
 
 import re
 import typing
@@ -8,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.config.reference import written_into
 from mtrl_cli.config.schema import Experiment
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -42,3 +46,9 @@ def shown(item: Field[Any]) -> str:
 
 def test_every_key_is_documented_with_its_default() -> None:
     assert dict(ROW.findall(DOCS.read_text())) == dict(schema_defaults())
+
+
+def test_the_tables_are_current() -> None:
+    text = DOCS.read_text()
+    assert written_into(text) == text
+    assert "| `train.lora_rank` | `32` | integer, from 1 to 4,096, or `null` |" in text
