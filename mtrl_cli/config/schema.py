@@ -78,8 +78,8 @@ class ServerConfig:
     training_timeout: float = 600.0
     """Seconds for one training call, polling included."""
     codec: Codec = Codec.auto
-    """Format of the bodies that hold arrays: ``json``, ``protobuf``, or ``auto``: what mtrl knows
-    of the server, and where it knows nothing, JSON until the server says that it cannot read it."""
+    """Format of the bodies that hold arrays. ``auto``: what mtrl knows of the server; of an unknown
+    one, JSON until it says that it cannot read it. See docs/servers.md."""
     snapshots: Snapshots | None = None
     """What the server samples an old policy with: its own weights (``immutable``), nothing, as
     only the newest policy is kept (``newest_only``), or the weights in training (``live``). None
@@ -91,11 +91,11 @@ class ServerConfig:
     """How the server makes one loss of a step's tokens: their ``sum``; the mean over each datum's
     tokens and then over the step's datums (``datum_mean``, SkyRL tx); or the sum over each call's
     tokens and the mean over the step's calls (``call_mean``, Twinkle). None is what mtrl knows of
-    the server."""
+    the server. See docs/algorithms.md."""
     leaks_gradients: bool | None = None
-    """Whether gradients that an unloaded model was left with reach the next model in its place.
-    None is what mtrl knows of the server; where it is true, a run that left some is not resumed
-    without ``--force``."""
+    """Whether gradients that an unloaded model was left with reach the next model in its place
+    (SkyRL tx). None is what mtrl knows of the server; where it is true, a run that left some is
+    not resumed without ``--force``."""
     backend: Backend = Backend.transformers
     """Twinkle: the backend of the model app."""
     template: str = "Template"
@@ -144,7 +144,8 @@ class EnvConfig:
     base_url: str | None = None
     """Address of the server of ``openenv_remote``."""
     api_key: str | None = None
-    """For ``openenv_remote``: sent as a bearer token. Taken from the environment."""
+    """For ``openenv_remote``: sent as a bearer token. Taken from the environment:
+    ``${oc.env:MY_KEY}``."""
     headers: dict[str, str] = field(default_factory=dict)
     """For ``openenv_remote``: sent with every connection; secrets, like ``api_key``."""
     params: dict[str, Any] = field(default_factory=dict)
@@ -157,7 +158,8 @@ class EnvConfig:
     """At start-up, compare two episodes of the same seed, and say so when they begin
     differently."""
     threads: int = 4
-    """Worker threads that run synchronous environments."""
+    """Worker threads that run synchronous environments; 0 runs them on the event loop, without
+    deadlines."""
     open_timeout: float = 30.0
     """Seconds to make one instance."""
     reset_timeout: float = 30.0
@@ -232,9 +234,10 @@ class TrainConfig:
     loss: Loss = Loss.importance_sampling
     """The policy-gradient loss, computed by the server; ``gspo`` and ``sapo`` by Twinkle only."""
     loss_config: dict[str, float] = field(default_factory=dict)
-    """Parameters of the loss. ``ppo``, ``cispo`` and ``gspo``: ``clip_low_threshold`` (0.8) and
-    ``clip_high_threshold`` (1.2), bounds of the importance ratio itself; ``sapo``: ``tau_pos`` and
-    ``tau_neg`` (1.0); ``importance_sampling``: none. Twinkle's ``cispo`` has no lower bound."""
+    """Parameters of the loss. ``ppo``, ``cispo`` and ``gspo``: ``clip_low_threshold`` (0.8; from 0
+    to 1) and ``clip_high_threshold`` (1.2; at least 1), bounds of the importance ratio itself;
+    ``sapo``: ``tau_pos`` and ``tau_neg`` (1.0, above 0); ``importance_sampling``: none. Twinkle's
+    ``cispo`` has no lower bound."""
     advantage: Advantage = Advantage.mean_std
     """Reward less the group's mean; the same over the standard deviation; reward less the mean of
     the others."""
@@ -350,8 +353,8 @@ class Experiment:
     seed: int = 0
     """The seed of everything that is drawn at random: tasks, sampling, a new model's weights."""
     policy: str | None = None
-    """The policy that `mtrl rollout` and `mtrl eval` play: a name, ``RUN@STEP``, ``last`` or a URI;
-    None is the base model."""
+    """The policy that ``mtrl rollout`` and ``mtrl eval`` play: a name, ``RUN@STEP``, ``last`` or a
+    URI (docs/publish.md); None is the base model."""
     server: ServerConfig = field(default_factory=ServerConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
