@@ -95,3 +95,5 @@ class Schedule(Enum):
 class SinkKind(Enum):
     tensorboard = "tensorboard"
     wandb = "wandb"
+    trackio = "trackio"
+    mlflow = "mlflow"

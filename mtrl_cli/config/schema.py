@@ -341,7 +341,7 @@ class SinkConfig:
     """What the sinks of ``sinks`` are told."""
 
     project: str = "mtrl"
-    """Weights & Biases: the project that the run appears in."""
+    """Weights & Biases, trackio: the project that the run appears in; MLflow: the experiment."""
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,11 @@ class RunFolder:
         return int(self._state["attempt"])
 
     @property
+    def created(self) -> float:
+        """When the run began, in Unix seconds."""
+        return float(self._state["created"])
+
+    @property
     def evaluation(self) -> Mapping[str, Any]:
         """What was evaluated, by ``before`` and ``after``."""
         return dict(self._state["evaluation"])

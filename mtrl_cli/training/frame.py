@@ -81,7 +81,7 @@ class Frame:
         self.control = RunControl(self.folder.path, self.folder.attempt, self._told)
         self._sinks: Relaying | None = None
         if experiment.sinks:
-            self._sinks = Relaying(experiment, self.folder.path, observer)
+            self._sinks = Relaying(experiment, self.folder, observer, self.evaluated("before"))
         self.observer = self._sinks or observer
         self.stop = stop
         self.outcome = Outcome()

@@ -1,6 +1,7 @@
 """Sinks: what they get, and that nothing which they do stops or slows a run."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from mtrl_cli.rollout.events import ignore
+from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.sinks import trackers
 from mtrl_cli.sinks.relay import LONGEST_QUEUE, Relay
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.training.events import Notice
-from tests.training.runs import lines, train_on
+from mtrl_cli.training.run import resume, train
+from tests.training.runs import experiment, lines, train_on
 
 SUMMARY = {"status": "finished"}
 
@@ -117,6 +120,53 @@ async def test_a_run_s_sink_gets_its_metrics_and_no_secret(
     assert sink.summary["status"] == "finished"
     assert infos[0].settings["train.steps"] == "2"
     assert "very-secret-key" not in json.dumps(dict(infos[0].settings))
+
+
+async def test_a_resume_that_goes_back_tells_what_stands_and_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks, infos = list[Recorder](), list[trackers.RunInfo]()
+
+    def opened(run: trackers.RunInfo) -> Recorder:
+        infos.append(run)
+        sinks.append(Recorder())
+        return sinks[-1]
+
+    monkeypatch.setattr(trackers, "_EXTRAS", {"mlflow": opened})
+    async with ScriptedPolicyServer() as server:
+        where = (f'server.base_url="{server.url}"', f'run.dir="{tmp_path}"')
+        options = ("sinks=[mlflow]", "train.steps=3", "train.checkpoint_every=1", "eval.games=2")
+        declared, yaml = experiment(*where, *options)
+        first = await train(declared, yaml, observer=ignore, stop=StopRequest())
+        folder = Path(first.folder)
+        await resume(folder, declared, at=1, observer=ignore, stop=StopRequest())
+    assert [[step for step, _ in sink.logged] for sink in sinks] == [[0, 1, 2, 3, 3], [2, 3, 3]]
+    before = sinks[0].logged[0][1]
+    assert set(before) == {"eval/mean", "eval/se", "eval/pass_rate"}
+    assert infos[0].past().voids is False
+    past = infos[1].past()
+    assert past.name(infos[1].id) == f"{first.run}-a2"
+    assert [(point.step, dict(point.figures)) for point in past.points] == sinks[0].logged[:2]
+
+
+async def test_a_tracker_s_own_keys_are_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "key-of-the-tracker")
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "https://track.example?write_token=token-in-address")
+
+    def refused(run: trackers.RunInfo) -> Recorder:
+        raise ValueError(f"{os.environ['WANDB_API_KEY']} {os.environ['TRACKIO_SERVER_URL']}")
+
+    monkeypatch.setattr(trackers, "_EXTRAS", {"wandb": refused})
+    events: list[object] = []
+    async with ScriptedPolicyServer() as server:
+        options = ("sinks=[wandb]", "train.steps=1")
+        await train_on(server.url, tmp_path, *options, observer=events.append)
+    told = [e.text for e in events if isinstance(e, Notice) and "sink" in e.text]
+    assert told == [
+        "sink wandb: *** https://track.example?write_token=***; the run goes on without it"
+    ]
 
 
 def test_tensorboard_s_event_files_hold_the_figures(tmp_path: Path) -> None:

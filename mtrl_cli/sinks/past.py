@@ -1,0 +1,79 @@
+"""What stands of a run as an attempt begins: the figures that a tracker should show so far.
+
+A resume that goes back voids later steps (`runs.commits`). A tracker has them already, and hardly
+one can take a point back. So the attempt that voided them goes on under another name in the
+tracker, ``RUN-a3`` for the third, and tells there again what stands; what was voided stays under
+the old name. An attempt that voids nothing goes on where the last one ended.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.runs.commits import standing
+from mtrl_cli.runs.files import read_records
+
+_NO_FIGURES = ("step", "attempt", "time")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Figures at a step."""
+
+    step: int
+    figures: Mapping[str, float]
+    time: float
+    """When they were made, in Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is behind an attempt."""
+
+    attempt: int = 1
+    voided_by: int | None = None
+    """The last attempt, up to this one, that voided steps."""
+    points: tuple[Point, ...] = ()
+    """The figures of the steps that stand, in the order in which they were made."""
+
+    @property
+    def voids(self) -> bool:
+        """This attempt voided steps that trackers have."""
+        return self.voided_by == self.attempt
+
+    def name(self, run: str) -> str:
+        """What the run is called in trackers that cannot take a point back."""
+        return run if self.voided_by is None else f"{run}-a{self.voided_by}"
+
+    def after(self, *points: Point) -> "Past":
+        """With ``points`` before all others."""
+        return replace(self, points=(*points, *self.points))
+
+
+def read_past(folder: Path, attempt: int) -> Past:
+    """What was behind ``attempt`` of the run in ``folder``; the attempt itself may be under way.
+
+    Raises:
+        MtrlError: its files are damaged.
+    """
+    try:
+        records = [
+            record
+            for record in read_records(folder / "commits.jsonl")
+            if record["attempt"] < attempt + (record["kind"] == "rollback")
+        ]
+        voids = [int(record["attempt"]) for record in records if record["kind"] == "rollback"]
+        stand = {(commit.step, commit.attempt) for commit in standing(records).commits}
+        points = [
+            Point(
+                line["step"],
+                {name: float(value) for name, value in line.items() if name not in _NO_FIGURES},
+                float(line.get("time", 0.0)),
+            )
+            for line in read_records(folder / "metrics.jsonl")
+            if (line.get("step"), line.get("attempt")) in stand
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise MtrlError(f"{folder}: {error}; mtrl verify says where") from error
+    return Past(attempt, voids[-1] if voids else None, tuple(points))
