@@ -19,7 +19,9 @@ class WeightsAndBiases:
 
         past = run.past()
         name = past.name(run.id)
-        known = "WANDB_MODE" in os.environ or wandb.api.api_key
+        settings = wandb.Settings(console="off", disable_git=True, disable_code=True, silent=True)
+        wandb.setup(settings)
+        told = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
         self._run = wandb.init(
             project=run.project,
             id=name,
@@ -27,10 +29,8 @@ class WeightsAndBiases:
             config={**run.settings, "mtrl.run": run.id},
             dir=str(run.folder),
             resume="allow",
-            mode=None if known else "offline",
-            settings=wandb.Settings(
-                console="off", disable_git=True, disable_code=True, silent=True
-            ),
+            mode=None if told else "offline",
+            settings=settings,
         )
         self._run.define_metric("*", step_metric="step")
         # Offline, wandb cannot say whether it has the run.
