@@ -10,7 +10,7 @@ from mtrl_cli import __version__
 from mtrl_cli.cli import looking
 from mtrl_cli.cli.config_commands import config
 from mtrl_cli.cli.failures import told_in_one_line
-from mtrl_cli.cli.help import ExperimentCommand
+from mtrl_cli.cli.help import WIDEST, ExperimentCommand
 from mtrl_cli.cli.options import (
     AsJson,
     ConfigDirs,
@@ -33,7 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
 )
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+WIDEST = 110
+"""Columns of a help text, on a terminal that is as wide; more is hard to read."""
+
 _EXAMPLES = """\
 Examples:
   mtrl {name}
