@@ -291,9 +291,10 @@ def e2b_emulator(
     ] = 0,
     debug: Debug = False,
 ) -> None:
-    """Emulate E2B on loopback, to try conf=blackjack_e2b without an account.
+    """Emulate E2B on this machine.
 
-    Prints the environment variables that lead there, and serves until Ctrl-C.
+    Plays conf=blackjack_e2b without an account. Prints the environment variables that lead there,
+    and serves until Ctrl-C.
     """
     from mtrl_cli.cli.dev import e2b_emulator as run_emulator
 
