@@ -6,11 +6,11 @@ from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.schema import ServerConfig, ServerKind
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import default_store
+from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.servers.tinker import TinkerService
 from mtrl_cli.servers.tinker_formats import Formats
-from mtrl_cli.servers.transport import Address
 from mtrl_cli.servers.twinkle import TwinkleService
 from mtrl_cli.servers.twinkle_transport import TwinkleAddress
 

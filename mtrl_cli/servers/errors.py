@@ -43,6 +43,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 from mtrl_cli.errors import MtrlError
 
@@ -55,6 +56,7 @@ _LONGEST_PAUSE = 10.0
 _BILLING_PAUSE = 5.0
 _READ_AT_MOST = 65_536
 _PARSE_AT_MOST = 2**20
+_SHORTEST_SECRET = 4
 
 # A page may be broken or hostile: neither pattern may read a stretch of it more than a few times.
 _TITLE = re.compile(r"<(title|h1)\b[^<>]{0,200}>(.{0,300}?)</\1", re.IGNORECASE | re.DOTALL)
@@ -112,6 +114,13 @@ class NoReply(Exception):  # noqa: N818
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.says)
         self.verdict = verdict
+
+
+class ReplyTooLargeError(ConnectionError):
+    """A reply is larger than any that makes sense; it was not read to its end."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"the reply is larger than {most // 2**20} MiB")
 
 
 def judge_reply(
@@ -204,7 +213,9 @@ def _fate(error: BaseException) -> str:
         return "connection refused" if refused else "no connection"
     if "TimeoutError" in names or "TimeoutException" in names:
         return "no reply in time"
-    if names & {"ClientPayloadError", "ReadError", "ReplyBrokenError"}:
+    if "ReplyTooLargeError" in names:
+        return str(error)
+    if names & {"ClientPayloadError", "ReadError", "ReplyBrokenError", "ReplyDamagedError"}:
         return "the reply broke off"
     if names & {"ServerDisconnectedError", "ConnectionResetError", "ReplyMissingError"}:
         return "the connection was closed before the reply"
@@ -335,6 +346,18 @@ def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
     return line if len(line) <= longest else line[: longest - 1].rstrip() + "…"
 
 
+def picture(value: Any, longest: int = 80) -> str:
+    """A server's JSON value, or bytes, as one short line; of a large or deep one the beginning."""
+    if isinstance(value, bytes):
+        return one_line(value[: 4 * longest].decode("utf-8", "replace"), longest)
+    text = ""
+    for piece in json.JSONEncoder(ensure_ascii=False, default=repr).iterencode(value):
+        text += piece  # lazily: all of it may be 60 MB, or nested deeper than Python goes
+        if len(text) > longest:
+            break
+    return one_line(text, longest)
+
+
 def _visible(char: str) -> str:
     """Control and direction characters as their code, so that no terminal obeys them."""
     if char == "\t" or char.isprintable():
@@ -345,7 +368,13 @@ def _visible(char: str) -> str:
 
 
 def without_secret(text: str, secret: str | None) -> str:
-    """``text`` with the key masked, wherever a server repeated it."""
-    if not secret or len(secret) < 4:
+    """``text`` with the key masked, wherever a server repeated it: plain, as JSON, HTML or a URL
+    write it, and in part, where the text was cut short within it."""
+    if not secret or len(secret) < _SHORTEST_SECRET:
         return text
-    return text.replace(secret, "<key>")
+    for form in {secret, json.dumps(secret)[1:-1], html.escape(secret), quote(secret, safe="")}:
+        text = text.replace(form, "<key>")
+    if "…" in text:
+        for length in range(len(secret) - 1, _SHORTEST_SECRET - 1, -1):
+            text = text.replace(f"{secret[:length]}…", "<key>…")
+    return text

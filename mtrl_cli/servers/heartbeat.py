@@ -11,10 +11,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mtrl_cli.servers.address import Address, no_cookies, proxy_for
 from mtrl_cli.servers.errors import one_line
 from mtrl_cli.servers.keys import HEADER, Keys
 from mtrl_cli.servers.tinker_codec import body_of
-from mtrl_cli.servers.transport import PREFIX, Address, proxy_for
+from mtrl_cli.servers.transport import PREFIX
 
 if TYPE_CHECKING:
     import httpx
@@ -69,6 +70,7 @@ class Heartbeat:
             verify=httpx.create_ssl_context() if secure else False,
             timeout=_TIMEOUT,
             proxy=proxy_for(url),
+            cookies=no_cookies(),
             trust_env=False,
             limits=httpx.Limits(max_connections=1, keepalive_expiry=2.0),
         ) as client:
@@ -94,7 +96,7 @@ class Heartbeat:
             # Its body is not read: one that never ends must not hold up the next beat.
             with client.stream("POST", url, content=self._body, headers=shown) as reply:
                 status = reply.status_code
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             return one_line(self._keys.without(str(error)), 120)
         if status in (404, 410):
             self.lost = f"HTTP {status}"

@@ -8,7 +8,6 @@ made again, whatever it was.
 
 import asyncio
 import base64
-import binascii
 import json
 import random
 import time
@@ -20,6 +19,12 @@ HEADER = "X-API-Key"
 
 Exchange = Callable[[], Awaitable[str]]
 """Show the user's key and return a token. Raises `transport.NoReply` with the verdict."""
+
+_LONGEST_TOKEN = 8192
+"""What common servers take as a header."""
+
+_UNLIKELY = 16
+"""Characters from which on a key's text does not stand anywhere by chance."""
 
 _AGAIN = 60.0
 """Seconds until a renewal that failed is tried again, while the old token lives."""
@@ -78,6 +83,17 @@ class Keys:
         self._due = now + (_AGAIN if life is None else life * random.uniform(0.45, 0.55))
         self._end = float("inf") if life is None else now + life
 
+    def struck(self, body: bytes, *, said: bool) -> bytes:
+        """A reply's body without the keys, as they were shown.
+
+        Args:
+            said: it is words, not data. A short key, such as ``test`` or ``1234``, may be data.
+        """
+        for key in (self._own, self._token):
+            if key and len(key) >= (4 if said else _UNLIKELY) and key.encode() in body:
+                body = body.replace(key.encode(), b"<key>")
+        return body
+
     def without(self, text: str) -> str:
         """``text`` without the keys, wherever a server repeated them."""
         return without_secret(without_secret(text, self._own), self._token)
@@ -85,7 +101,9 @@ class Keys:
 
 def usable_token(value: object) -> str | None:
     """A token as a server gave it; None where it is none that a header can carry."""
-    return value if isinstance(value, str) and value.isascii() and value.isprintable() else None
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TOKEN:
+        return None
+    return value if value.isascii() and value.isprintable() and " " not in value else None
 
 
 def lifetime(token: str) -> float | None:
@@ -94,6 +112,6 @@ def lifetime(token: str) -> float | None:
         payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         life = float(claims["exp"]) - float(claims["iat"])
-    except (IndexError, KeyError, TypeError, ValueError, binascii.Error):
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError):
         return None
     return life if 0 < life < 10**9 else None

@@ -12,7 +12,6 @@ one turn's tokens in place of another's.
 import asyncio
 import ssl
 import time
-import zlib
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,10 +20,16 @@ from typing import Any
 
 import httptools
 
-from mtrl_cli.servers.errors import NoReply, Verdict, judge_exception
+from mtrl_cli.servers.errors import NoReply, ReplyTooLargeError, Verdict, judge_exception
+from mtrl_cli.servers.unpacking import unpacked
 
 _PIECE = 2**18
 """A larger body is written in pieces, so that it does not hold up the event loop."""
+
+
+LARGEST_REPLY = 2**26
+"""Bytes of one reply, on the wire and unpacked: ten times those of a turn that fills a context of
+128,000 tokens, with room for a call of many turns. A larger one is given up."""
 
 
 class ReplyMissingError(ConnectionError):
@@ -195,6 +200,7 @@ class _Connection(asyncio.Protocol):
         self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
+        self._left = LARGEST_REPLY
         self._begun = self._sized = self._sent = False
         self._room: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -208,6 +214,7 @@ class _Connection(asyncio.Protocol):
     def expect(self) -> "asyncio.Future[RawReply]":
         self._reply = self._loop.create_future()
         self.clean = self._sent = False  # until the reply is whole
+        self._left = LARGEST_REPLY
         return self._reply
 
     async def send(self, head: bytes, body: bytes) -> None:
@@ -271,9 +278,14 @@ class _Connection(asyncio.Protocol):
         if self._reply is None or self._reply.done():
             self.drop()  # nobody asked
             return
+        self._left -= len(data)
+        if self._left < 0:
+            self._fail(ReplyTooLargeError(LARGEST_REPLY))
+            self.drop()
+            return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(NotHttpError())
             self.drop()
 
@@ -304,12 +316,11 @@ class _Connection(asyncio.Protocol):
         if reply is None or reply.done():
             return
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        if self._headers.get("content-encoding") in ("gzip", "deflate"):
-            try:
-                body = zlib.decompress(body, 47)
-            except zlib.error:
-                self._fail(ReplyBrokenError())
-                return
+        try:
+            body = unpacked(body, self._headers, LARGEST_REPLY)
+        except OSError as error:
+            self._fail(error)
+            return
         # A server that answers before it has read all may still be reading the rest.
         whole = self._sent and transport is not None and not transport.get_write_buffer_size()
         self.clean = keep and whole

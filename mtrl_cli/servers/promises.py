@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from mtrl_cli.servers.errors import Verdict, backoff, one_line
+from mtrl_cli.servers.errors import Verdict, backoff, one_line, picture
 from mtrl_cli.servers.tinker_codec import MalformedReply, body_of
 from mtrl_cli.servers.tinker_formats import Packed, Result, read_result
 from mtrl_cli.servers.transport import NoReply, Reply
@@ -131,8 +131,10 @@ def _ending(answer: Result) -> Ending | None:
         return None
     error = answer.get("error")
     if error is not None and "sequences" not in answer:
-        category = str(answer.get("category", "unknown")).lower()
-        says = one_line(error if isinstance(error, str) else repr(error)) or "no reason given"
+        category = answer.get("category")
+        category = category.lower() if isinstance(category, str) else "unknown"
+        says = one_line(error) if isinstance(error, str) else picture(error)
+        says = says or "no reason given"
         verdict = Verdict("permanent" if category == "user" else "unknown", says)
         known: Category = (
             "user" if category == "user" else "server" if category == "server" else "unknown"

@@ -58,9 +58,9 @@ def offered_models(reply: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """What a server says of its base models, by name; empty where it lists none."""
     models = reply.get("supported_models")
     return {
-        str(model["model_name"]): model
+        name: model
         for model in (models if isinstance(models, list) else ())
-        if isinstance(model, dict) and model.get("model_name")
+        if isinstance(model, dict) and isinstance(name := model.get("model_name"), str) and name
     }
 
 

@@ -21,6 +21,7 @@ from mtrl_cli.rollout.ports import (
     SampleRequest,
     SamplingParams,
 )
+from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import ServerError, Verdict, says_context_full
 from mtrl_cli.servers.heartbeat import Heartbeat
 from mtrl_cli.servers.interface import (
@@ -42,7 +43,7 @@ from mtrl_cli.servers.tinker_sampling import Counts, Sampling, base_uri
 from mtrl_cli.servers.tinker_session import Door, Offer
 from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
 from mtrl_cli.servers.tinker_training import Training
-from mtrl_cli.servers.transport import Address, Transport
+from mtrl_cli.servers.transport import Transport
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import Sample, SampleRequest
-from mtrl_cli.servers.errors import one_line
+from mtrl_cli.servers.errors import one_line, picture
 from mtrl_cli.servers.interface import AdamSpec, Datum, ForwardBackwardResult, LossSpec, ModelSpec
 
 TX_LORA_ALPHA = 32.0
@@ -293,7 +293,8 @@ def checked_prompt_logprobs(
         values = values[1:]
     elif len(values) != length - 1:
         raise MalformedReply(f"{len(values)} prompt logprobs came back for {length} tokens")
-    logprobs = np.array([math.nan, *values], dtype=np.float32)
+    with np.errstate(over="ignore"):
+        logprobs = np.array([math.nan, *values], dtype=np.float32)
     if not np.isfinite(logprobs[1:]).all():
         raise MalformedReply("a prompt logprob is not finite")
     return logprobs
@@ -309,7 +310,8 @@ def forward_backward_of(reply: Mapping[str, Any]) -> ForwardBackwardResult:
         key = next((key for key in ("elementwise_loss", "loss") if _all_have(outputs, key)), None)
         if key is None:
             raise MalformedReply(f"the reply holds no loss; its metrics are {sorted(metrics)}")
-        loss = float(sum(_array(item, key).sum(dtype=np.float64) for item in outputs))
+        with np.errstate(invalid="ignore"):  # whether it is finite is asked by the caller
+            loss = float(sum(_array(item, key).sum(dtype=np.float64) for item in outputs))
     logprobs = [_array(item, "logprobs") for item in outputs]
     return ForwardBackwardResult(loss=loss, logprobs=logprobs, metrics=metrics)
 
@@ -341,5 +343,4 @@ def metrics_of(reply: Mapping[str, Any]) -> dict[str, float]:
 
 def _say(value: Any) -> str:
     """A short picture of what came instead."""
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else repr(value)
-    return one_line(text, 80) or "nothing"
+    return picture(value) or "nothing"

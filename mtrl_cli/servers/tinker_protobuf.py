@@ -111,7 +111,8 @@ def forward_backward_of(body: bytes) -> ForwardBackwardResult:
         )
         if key is None:
             raise MalformedReply(f"the reply holds no loss; its metrics are {sorted(metrics)}")
-        loss = float(sum(row.sum(dtype=np.float64) for row in _rows(records, key)))
+        with np.errstate(invalid="ignore"):  # whether it is finite is asked by the caller
+            loss = float(sum(row.sum(dtype=np.float64) for row in _rows(records, key)))
     return ForwardBackwardResult(
         loss=loss, logprobs=list(_rows(records, "logprobs")), metrics=metrics
     )

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mtrl_cli.servers import tinker_codec as codec
-from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict, one_line
+from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict, one_line, picture
 from mtrl_cli.servers.keys import usable_token
 from mtrl_cli.servers.reaching import check_offered, offered_models, reach
 from mtrl_cli.servers.tinker_formats import Formats
@@ -145,7 +145,8 @@ class Door:
 
     def _told(self, words: object) -> str:
         """What the server says, as one line without the keys."""
-        return one_line(self._transport.keys.without(str(words)))
+        words = str(words) if isinstance(words, str | codec.MalformedReply) else picture(words, 300)
+        return one_line(self._transport.keys.without(words))
 
     async def finish_session(self, session: str) -> None:
         """Let the server free what the session holds now, and not when its beats have stopped.

@@ -7,27 +7,33 @@ regular files are taken, and none may leave the folder.
 """
 
 import asyncio
+import lzma
 import re
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from mtrl_cli.servers import tinker_codec as codec
+from mtrl_cli.servers.address import Address, no_cookies, proxy_for, unfollowed
 from mtrl_cli.servers.errors import (
     Budget,
+    ReplyTooLargeError,
     ServerError,
     Verdict,
     judge_exception,
     judge_reply,
+    one_line,
     without_secret,
 )
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts
 from mtrl_cli.servers.keys import HEADER, usable_token
-from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX, Address, proxy_for
+from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX
 
 if TYPE_CHECKING:
     import httpx
@@ -38,6 +44,11 @@ _LIST_SECONDS = 20.0
 _ARCHIVE_SECONDS = 300.0  # a server may pack the archive when it is first asked for
 _READ_SECONDS = 60.0
 _DOWNLOAD_SECONDS = 3600.0  # in all: a reply may also come a byte a minute
+_LARGEST_REPLY = 2**24
+_PACKED_AT_MOST = 64
+"""Times that an archive may be longer than what was sent of it; weights hardly pack at all."""
+_SMALL = 2**30
+"""Bytes that need no such reason."""
 _NO_ROUTE = (404, 405)
 _SPENT = 1_000
 """Attempts: reading again harms nobody, so the seconds decide."""
@@ -48,6 +59,7 @@ class TinkerSnapshots:
 
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._token: str | None = None
 
     async def facts(self, uri: str) -> SnapshotFacts | None:
         """What the server's list says of a snapshot; None when it is not there.
@@ -85,7 +97,6 @@ class TinkerSnapshots:
                 await self._show_token(client)
                 link = await self._archive(client, uri)
             await self._fetch(link, packed)
-            packed.seek(0)
             await asyncio.to_thread(_unpack, packed, folder, self._address.url)
 
     # --- inside -----------------------------------------------------------------------------
@@ -97,6 +108,8 @@ class TinkerSnapshots:
             base_url=self._address.url + PREFIX,
             headers=self._address.headers,
             timeout=httpx.Timeout(_LIST_SECONDS, connect=CONNECT_SECONDS),
+            cookies=no_cookies(),
+            event_hooks={"response": [unfollowed]},
             proxy=proxy_for(self._address.url),
             trust_env=False,
         )
@@ -110,55 +123,66 @@ class TinkerSnapshots:
         token = None if given is None else usable_token(given.get("jwt"))
         if token is None:
             raise ServerError(f"{self._address.url} gave no token for the API key")
-        client.headers[HEADER] = token
+        self._token = client.headers[HEADER] = token
 
     async def _posted(
         self, client: "httpx.AsyncClient", path: str, body: Mapping[str, Any]
     ) -> Mapping[str, Any] | None:
         """One call that changes nothing; None where the server has no such route."""
+        reply = await self._once(client, "POST", path, _LIST_SECONDS, body)
+        if isinstance(reply, Verdict):
+            raise self._failed(f"POST {path}", reply)
+        return self._object(reply, f"POST {path}")
+
+    async def _once(
+        self,
+        client: "httpx.AsyncClient",
+        method: str,
+        path: str,
+        seconds: float,
+        body: Mapping[str, Any] | None = None,
+    ) -> "_Answer | Verdict":
+        """One request and all of its reply, or why there is none."""
         import httpx
 
         try:
-            async with asyncio.timeout(_LIST_SECONDS):
-                reply = await client.post(path, json=body)
-        except (httpx.HTTPError, OSError) as error:
-            raise self._failed(f"POST {path}", judge_exception(error)) from None
-        return self._object(reply, f"POST {path}")
+            async with (
+                asyncio.timeout(seconds),
+                client.stream(method, path, json=body) as reply,
+            ):
+                content = await _bounded(reply)
+                link = reply.extensions.get("location") if reply.is_redirect else None
+                wait = reply.headers.get("Retry-After")
+                return _Answer(reply.status_code, content, wait, str(reply.url), link)
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            return judge_exception(error)
 
     async def _get(self, client: "httpx.AsyncClient", path: str) -> Mapping[str, Any] | None:
         """One reading call; None for 404."""
         reply = await self._asked(client, path, _LIST_SECONDS)
         return self._object(reply, f"GET {path}")
 
-    def _object(self, reply: "httpx.Response", what: str) -> Mapping[str, Any] | None:
+    def _object(self, reply: "_Answer", what: str) -> Mapping[str, Any] | None:
         """What it says; None for 404."""
-        if reply.status_code == 404:
+        if reply.status == 404:
             return None
-        if reply.status_code != 200:
-            raise self._failed(what, judge_reply(reply.status_code, reply.content))
+        if reply.status != 200:
+            raise self._failed(what, judge_reply(reply.status, reply.body))
         try:
-            return codec.parse(reply.content)
+            return codec.parse(reply.body)
         except codec.MalformedReply as error:
-            raise ServerError(f"{what} at {self._address.url}: {error}") from None
+            raise self._failed(what, Verdict("unknown", str(error))) from None
 
-    async def _asked(
-        self, client: "httpx.AsyncClient", path: str, seconds: float
-    ) -> "httpx.Response":
+    async def _asked(self, client: "httpx.AsyncClient", path: str, seconds: float) -> "_Answer":
         """The reply, whatever it is, once what is transient has passed."""
-        import httpx
-
         budget = Budget(seconds, _SPENT)
         while True:
-            try:
-                async with asyncio.timeout(budget.left):
-                    reply = await client.get(path)
-            except (httpx.HTTPError, OSError) as error:
-                verdict = judge_exception(error)
+            reply = await self._once(client, "GET", path, budget.left)
+            if isinstance(reply, Verdict):
+                verdict = reply
             else:
-                verdict = judge_reply(
-                    reply.status_code, reply.content, retry_after=reply.headers.get("Retry-After")
-                )
-                if reply.status_code < 400 or verdict.outcome == "permanent":
+                verdict = judge_reply(reply.status, reply.body, retry_after=reply.retry_after)
+                if reply.status < 400 or verdict.outcome == "permanent":
                     return reply
             if verdict.outcome == "permanent":
                 raise self._failed(f"GET {path}", verdict)
@@ -168,13 +192,14 @@ class TinkerSnapshots:
 
     async def _digest(self, client: "httpx.AsyncClient", uri: str) -> str | None:
         """The digest that some servers tell; one that does not is no failure."""
-        import httpx
-
+        reply = await self._once(
+            client, "POST", "weights_info", _LIST_SECONDS, {"tinker_path": uri}
+        )
+        if isinstance(reply, Verdict):
+            return None
         try:
-            async with asyncio.timeout(_LIST_SECONDS):
-                reply = await client.post("weights_info", json={"tinker_path": uri})
-            return _text(codec.parse(reply.content).get("digest"))
-        except (httpx.HTTPError, OSError, codec.MalformedReply):
+            return _text(codec.parse(reply.body).get("digest"))
+        except codec.MalformedReply:
             return None
 
     async def _archive(self, client: "httpx.AsyncClient", uri: str) -> str:
@@ -187,12 +212,11 @@ class TinkerSnapshots:
             paths.append(f"{run}/{quote(name)}/archive")
         for path in paths:
             reply = await self._asked(client, path, _ARCHIVE_SECONDS)
-            if reply.is_redirect:
-                return self._link(str(reply.url), reply.headers["Location"])
-            if reply.status_code >= 400 and reply.status_code not in _NO_ROUTE:
-                verdict = judge_reply(reply.status_code, reply.content)
-                raise self._failed(f"the archive of {uri}", verdict)
-        told = f"HTTP {reply.status_code}, and no link"
+            if reply.location is not None:
+                return self._link(reply.url, reply.location)
+            if reply.status >= 400 and reply.status not in _NO_ROUTE:
+                raise self._failed(f"the archive of {uri}", judge_reply(reply.status, reply.body))
+        told = f"HTTP {reply.status}, and no link"
         raise ServerError(f"{self._address.url} does not hand out {uri} ({told})")
 
     def _link(self, asked: str, location: str) -> str:
@@ -214,21 +238,48 @@ class TinkerSnapshots:
             async with (
                 asyncio.timeout(_DOWNLOAD_SECONDS),
                 httpx.AsyncClient(
-                    timeout=timeout, follow_redirects=True, proxy=proxy_for(link), trust_env=False
+                    timeout=timeout,
+                    cookies=no_cookies(),
+                    follow_redirects=True,
+                    proxy=proxy_for(link),
+                    trust_env=False,
                 ) as client,
                 client.stream("GET", link) as reply,
             ):
                 if reply.status_code != 200:
-                    body = await reply.aread()
-                    raise self._failed("the download", judge_reply(reply.status_code, body))
+                    verdict = judge_reply(reply.status_code, await _bounded(reply))
+                    raise self._failed("the download", verdict)
                 async for piece in reply.aiter_bytes():
                     into.write(piece)
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise self._failed("the download", judge_exception(error)) from None
 
     def _failed(self, what: str, verdict: Verdict) -> ServerError:
         told = f"{what} at {self._address.url} failed: {verdict.says}"
-        return ServerError(without_secret(told, self._address.api_key))
+        return ServerError(without_secret(without_secret(told, self._address.api_key), self._token))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A reply. ``location``: where it leads, as it says itself."""
+
+    status: int
+    body: bytes
+    retry_after: str | None
+    url: str
+    location: str | None
+
+
+async def _bounded(reply: "httpx.Response") -> bytes:
+    """Raises: ReplyTooLargeError."""
+    pieces: list[bytes] = []
+    left = _LARGEST_REPLY
+    async for piece in reply.aiter_bytes():
+        left -= len(piece)
+        if left < 0:
+            raise ReplyTooLargeError(_LARGEST_REPLY)
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
@@ -250,26 +301,37 @@ def _entry(listed: Mapping[str, Any], uri: str) -> Mapping[str, Any] | None:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return one_line(value, 200) if isinstance(value, str) else None
 
 
 def _unpack(packed: IO[bytes], folder: Path, url: str) -> None:
+    room = max(_SMALL, _PACKED_AT_MOST * packed.seek(0, 2))
+    packed.seek(0)
     try:
         with tarfile.open(fileobj=packed, mode="r:*") as tar:
             for entry in tar:
                 if entry.isdir():
                     continue
                 path = PurePosixPath(entry.name)
-                if not entry.isfile() or path.is_absolute() or ".." in path.parts:
+                if (
+                    not entry.isreg()
+                    or entry.issparse()
+                    or path.is_absolute()
+                    or ".." in path.parts
+                ):
                     raise ServerError(f"the archive from {url} holds {entry.name!r:.100}: refused")
+                room -= entry.size
+                if room < 0:
+                    raise ServerError(f"the archive from {url} unpacks to more than it can mean")
                 content = tar.extractfile(entry)
                 assert content is not None
                 target = folder / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("xb") as file:
                     shutil.copyfileobj(content, file)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ServerError(f"the archive from {url} cannot be unpacked: {error}") from None
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+        told = one_line(str(error), 200)
+        raise ServerError(f"the archive from {url} cannot be unpacked: {told}") from None
     _check_whole(folder, url)
 
 
@@ -285,4 +347,6 @@ def _check_whole(folder: Path, url: str) -> None:
             with safe_open(path, framework="numpy") as tensors:
                 tensors.keys()
         except (SafetensorError, OSError) as error:
-            raise ServerError(f"{path.name} from {url} is damaged: {error}") from None
+            raise ServerError(
+                f"{one_line(path.name, 100)} from {url} is damaged: {one_line(str(error), 200)}"
+            ) from None

@@ -26,7 +26,7 @@ from urllib.parse import quote
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
 from mtrl_cli.servers.interface import Accepted, Call, Recalled
 from mtrl_cli.servers.promises import Category, Denied, Done, Failed, Lost, await_promise
-from mtrl_cli.servers.tinker_codec import MalformedReply, name_in, parse
+from mtrl_cli.servers.tinker_codec import MalformedReply, name_in, parse, parse_aside
 from mtrl_cli.servers.tinker_formats import UNREADABLE, Formats, Result
 from mtrl_cli.servers.tinker_sampling import Counts
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
@@ -133,7 +133,7 @@ class Training:
             reply = await self._transport.single("POST", call.path, call.body, seconds, headers)
             if reply.status != 200:
                 return self._transport.judge(reply, training=True)
-            return name_in(parse(reply.body), "request_id")
+            return name_in(await parse_aside(reply.body), "request_id")
         except NoReply as error:
             return error.verdict
         except MalformedReply as error:
@@ -185,8 +185,10 @@ class Training:
             return None
         for item in listed if isinstance(listed, list) else ():
             if isinstance(item, dict) and item.get("checkpoint_id") == f"{kind}/{name}":
-                uri = item.get("tinker_path")
-                return uri if isinstance(uri, str) and uri else None
+                try:
+                    return name_in(item, "tinker_path")
+                except MalformedReply:
+                    return None
         return None
 
     async def recall(self, kind: str, request: str, seconds: float) -> Recalled:

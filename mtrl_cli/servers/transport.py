@@ -16,7 +16,6 @@ call ends in a `Reply`, whatever its status, or in `NoReply`.
 
 import asyncio
 import contextlib
-import ipaddress
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -25,10 +24,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from mtrl_cli.errors import UsageError
+from mtrl_cli.servers.address import Address as Address
+from mtrl_cli.servers.address import no_cookies, proxy_for, unfollowed
 from mtrl_cli.servers.errors import NoReply as NoReply
-from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply
+from mtrl_cli.servers.errors import ReplyTooLargeError, Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.keys import HEADER, Keys
+from mtrl_cli.servers.unpacking import unpacked
 
 if TYPE_CHECKING:
     import httpx
@@ -43,6 +44,10 @@ CONNECT_SECONDS = 10.0
 _KEEPALIVE_SECONDS = 4.0
 
 _MOST_HEADS = 64
+
+LARGEST_REPLY = 2**29
+"""Bytes of one reply to a training call, unpacked: the logprobs of some 25 million tokens as JSON.
+A larger one ends the call, with what is known of it. (Turns have `pool.LARGEST_REPLY`.)"""
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 # A body is written in pieces of this size, so that a large batch does not hold up the event loop.
@@ -64,71 +69,6 @@ class Reply:
     content_type: str | None = None
     token_refused: bool = False
     """A 401 that says that the token shown is not valid (RFC 6750)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a service is, and the key to it."""
-
-    url: str
-    api_key: str | None
-
-    @staticmethod
-    def of(base_url: str, api_key: str | None) -> "Address":
-        """Check what the user configured.
-
-        Raises:
-            UsageError: it is not an http(s) URL, or the key cannot be a header.
-        """
-        url = base_url.strip().rstrip("/").removesuffix("/api/v1").rstrip("/")
-        if "@" in url.partition("//")[2].partition("/")[0]:
-            raise UsageError(
-                "server.base_url: it holds a user name or password; give the key as server.api_key"
-            )
-        try:
-            parts = urlsplit(url)
-            host, _ = parts.hostname, parts.port
-        except ValueError:
-            host, parts = None, urlsplit("")
-        if parts.scheme not in ("http", "https") or not host or not _is_host(host, url):
-            raise UsageError(
-                f"server.base_url: {base_url!r} is not an address; "
-                "write http://HOST:PORT or https://HOST"
-            )
-        if "?" in url or "#" in url:
-            raise UsageError(f"server.base_url: {url!r} has a query; write the address alone")
-        api_key = api_key.strip(" ") if api_key is not None else None
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise UsageError("server.api_key: the key holds characters no header can carry")
-        # A scheme in capitals is the same scheme, and must not pass for another one.
-        return Address(f"{parts.scheme}:{url.partition(':')[2]}", api_key or None)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self.api_key is not None:
-            headers[HEADER] = self.api_key
-        return headers
-
-
-def _is_host(host: str, url: str) -> bool:
-    """Whether every library that will read ``url`` can; each has its own way to choke on a name."""
-    if not url.isprintable() or " " in host:
-        return False
-    try:
-        if "[" in url.split("/")[2] or host.replace(".", "").isdecimal():
-            ipaddress.ip_address(host.partition("%")[0])
-            return True
-        if "%" in host:
-            return False
-        if host.isascii() and "xn--" not in host:
-            return all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
-        import idna
-
-        idna.encode(host)
-    except ValueError:
-        return False
-    return True
 
 
 class Transport:
@@ -172,7 +112,9 @@ class Transport:
             return httpx.AsyncClient(
                 transport=httpx_aiohttp.AiohttpTransport(client=session, verify=False),
                 base_url=self.address.url + PREFIX,
-                headers=self.address.headers,
+                headers={**self.address.headers, "Accept-Encoding": "identity"},
+                cookies=no_cookies(),
+                event_hooks={"response": [unfollowed]},
                 trust_env=False,
             )
 
@@ -224,7 +166,7 @@ class Transport:
         if self.limiter.closed:
             seconds = await self._wait(seconds)
         reply = await pool.post(self._head(path, len(body), headers), body, seconds)
-        return _reply(reply.status, reply.body, reply.headers)
+        return self._taken(reply.status, reply.body, reply.headers)
 
     def _head(self, path: str, length: int, headers: Mapping[str, str] | None) -> bytes:
         """The head of a pooled request; but for its length it is made once."""
@@ -289,7 +231,8 @@ class Transport:
             async with asyncio.timeout(seconds):
                 await self.limiter.wait()
                 return seconds - (time.monotonic() - began)
-        raise NoReply(Verdict("transient", "the server lets nobody send now", 429))
+        says = f"the server lets nobody send now ({self.limiter.says})"
+        raise NoReply(Verdict("transient", says, 429))
 
     async def _single(
         self,
@@ -328,16 +271,22 @@ class Transport:
             headers["Content-Length"] = str(len(body))
         try:
             async with asyncio.timeout(seconds):
-                reply = await client.request(
+                async with client.stream(
                     method, path, content=content, headers=headers, timeout=timeout
-                )
-                return _reply(reply.status_code, reply.content, reply.headers)
+                ) as reply:
+                    return self._taken(reply.status_code, await _whole(reply), reply.headers)
         except (httpx.HTTPError, aiohttp.ClientError, OSError, ValueError) as error:
             raise NoReply(judge_exception(error)) from None
 
     def _check_there(self) -> None:
         if (says := self.gone()) is not None:
             raise NoReply(Verdict("permanent", says))
+
+    def _taken(self, status: int, body: bytes, headers: Mapping[str, str]) -> Reply:
+        """A reply as the rest of mtrl may see it: what repeats a key does not get past here."""
+        refused = status == 401 and "invalid_token" in headers.get("www-authenticate", "")
+        body = self.keys.struck(body, said=status != 200)
+        return Reply(status, body, headers.get("retry-after"), headers.get("content-type"), refused)
 
     def judge(self, reply: Reply, *, training: bool = False) -> Verdict:
         """Judge a reply that is not the one hoped for.
@@ -347,15 +296,25 @@ class Transport:
         verdict = judge_reply(
             reply.status, reply.body, retry_after=reply.retry_after, training=training
         )
-        if reply.status in (402, 429):
-            self.limiter.hold(verdict.retry_after)
         says = self.keys.without(verdict.says)
+        if reply.status in (402, 429):
+            self.limiter.hold(verdict.retry_after, says)
         return Verdict(verdict.outcome, says, verdict.status, verdict.retry_after)
 
 
-def _reply(status: int, body: bytes, headers: Mapping[str, str]) -> Reply:
-    refused = status == 401 and "invalid_token" in headers.get("www-authenticate", "")
-    return Reply(status, body, headers.get("retry-after"), headers.get("content-type"), refused)
+async def _whole(reply: "httpx.Response") -> bytes:
+    """The body. Raises: ReplyDamagedError, ReplyTooLargeError."""
+    pieces: list[bytes] = []
+    left = LARGEST_REPLY
+    async for piece in reply.aiter_raw():
+        left -= len(piece)
+        if left < 0:
+            raise ReplyTooLargeError(LARGEST_REPLY)
+        pieces.append(piece)
+    body = b"".join(pieces)
+    if "content-encoding" not in reply.headers:
+        return body
+    return await asyncio.to_thread(unpacked, body, reply.headers, LARGEST_REPLY)
 
 
 class Limiter:
@@ -367,14 +326,20 @@ class Limiter:
     def __init__(self) -> None:
         self._until = 0.0
         self._pause = 0.0
+        self.says = ""
         self.held = 0
 
     @property
     def closed(self) -> bool:
         return self._until > 0.0 and time.monotonic() < self._until
 
-    def hold(self, retry_after: float | None) -> None:
-        """Close for ``retry_after`` seconds; without one for longer each time in a row."""
+    def hold(self, retry_after: float | None, says: str) -> None:
+        """Close for ``retry_after`` seconds; without one for longer each time in a row.
+
+        Args:
+            says: the server's words, for those who wait in vain.
+        """
+        self.says = says
         now = time.monotonic()
         if not retry_after:  # a server may ask for 0, or for a moment that is past
             recent = now < self._until + 2 * self._pause
@@ -386,14 +351,3 @@ class Limiter:
     async def wait(self) -> None:
         while (left := self._until - time.monotonic()) > 0:  # noqa: ASYNC110 - until moves
             await asyncio.sleep(left + random.uniform(0.0, 0.2 * self._pause))
-
-
-def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for this address; looked up once, not per request."""
-    from urllib.request import getproxies, proxy_bypass
-
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
-        return None
-    return getproxies().get(parts.scheme)

@@ -299,7 +299,11 @@ class TwinkleService:
     async def execute(self, call: Call[T], accepted: Accepted) -> T:
         if not isinstance(call, TwinkleCall):
             raise TypeError("this call was built by another client")
-        value: T = await call.run(self._sender, accepted)
+        try:
+            value: T = await call.run(self._sender, accepted)
+        except ServerError as error:
+            error.args = (self._transport.keys.without(str(error)),)
+            raise
         return value
 
     async def find_saved(self, call: Call[str]) -> str | None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import Sample, SampleRequest
-from mtrl_cli.servers.errors import one_line
+from mtrl_cli.servers.errors import one_line, picture
 from mtrl_cli.servers.interface import (
     AdamSpec,
     Datum,
@@ -197,7 +197,7 @@ def _sampled_logprobs(value: Any, tokens: Sequence[int]) -> list[float]:
 def _named(entry: Any, token: int) -> float:
     pairs = entry if isinstance(entry, list) else []
     for pair in pairs:
-        if isinstance(pair, list) and len(pair) == 2 and pair[0] == token:
+        if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and pair[0] == token:
             return _number(pair[1], "a logprob")
     return math.nan
 
@@ -248,7 +248,9 @@ def _trained(row: Any, datum: Datum) -> NDArray[np.float32]:
     count = len(datum.targets)
     if not isinstance(row, list) or len(row) < count:
         raise MalformedReply(f"a row of logprobs is shorter than its {count} targets")
-    values = np.array([_number(value, "a logprob") for value in row[:count]], dtype=np.float32)
+    numbers = [_number(value, "a logprob") for value in row[:count]]
+    with np.errstate(over="ignore"):
+        values = np.array(numbers, dtype=np.float32)
     return np.where(datum.advantages != 0, values, np.float32(0))
 
 
@@ -295,4 +297,4 @@ def _number(value: Any, what: str) -> float:
 
 
 def _say(value: Any) -> str:
-    return one_line(repr(value)[:400], 80)
+    return picture(value)

@@ -19,10 +19,11 @@ anything else                                   as `servers.errors` judges a 500
 import json
 import re
 
-from mtrl_cli.servers.errors import Refused, Verdict, one_line, without_secret
+from mtrl_cli.servers.errors import Refused, Verdict, one_line, picture
 from mtrl_cli.servers.transport import Reply, Transport
 
 _TAIL = 8192
+_PARSE_AT_MOST = 2**22
 
 
 class AdapterLost(Refused):
@@ -44,7 +45,7 @@ def judge(transport: Transport, reply: Reply, *, training: bool = False) -> Verd
     """Judge a reply that is not the one hoped for."""
     if reply.status != 500:
         return transport.judge(reply, training=training)
-    says = without_secret(last_line(reply.body), transport.address.api_key)
+    says = transport.keys.without(last_line(reply.body))
     shown = f"HTTP 500: {says}" if says else "HTTP 500"
     if _TRANSIENT.search(says):
         return Verdict("transient", shown, 500)
@@ -65,11 +66,11 @@ def last_line(body: bytes) -> str:
     Below a traceback Twinkle may note who called; those lines begin with ``[twinkle]``.
     """
     try:
-        detail = json.loads(body)["detail"]
+        detail = json.loads(body if len(body) <= _PARSE_AT_MOST else b"")["detail"]
     except (ValueError, LookupError, TypeError, RecursionError):
         detail = body[-_TAIL:].decode("utf-8", "replace")
     if not isinstance(detail, str):
-        return one_line(json.dumps(detail))
+        return picture(detail, 300)
     lines = [line.strip() for line in detail[-_TAIL:].splitlines()]
     told = [line for line in lines if line and not line.startswith("[twinkle]")]
     return one_line(told[-1]) if told else ""

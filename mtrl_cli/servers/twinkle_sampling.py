@@ -184,6 +184,6 @@ class Batcher:
         except NoReply as error:
             return error.verdict
         except MalformedReply as error:
-            return Verdict("unknown", str(error))
+            return Verdict("unknown", self._transport.keys.without(str(error)))
         self.counts.samples += len(samples)
         return samples

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from mtrl_cli.servers.errors import Refused, ServerError, Unknown, one_line
+from mtrl_cli.servers.errors import Refused, ServerError, Unknown, one_line, picture
 from mtrl_cli.servers.interface import Call
 from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in
 from mtrl_cli.servers.twinkle_transport import Sender
@@ -140,8 +140,8 @@ async def free(sender: Sender, model: str, unload: Step, accepted: Callable[[str
             raise Unknown(
                 f"{unload.kind} may have been executed: {error}", request=request
             ) from None
-        if isinstance(result, dict) and result.get("error"):
-            says = one_line(str(result["error"]))
+        if isinstance(result, dict) and (failed := result.get("error")):
+            says = one_line(failed) if isinstance(failed, str) else picture(failed)
             raise Unknown(f"{unload.kind} failed: {says}", request=request)
         if not (isinstance(result, dict) and result.get("type") == "try_again"):
             return

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
 from mtrl_cli.servers.tinker_codec import MalformedReply, parse_aside
-from mtrl_cli.servers.transport import Address, NoReply, Transport
+from mtrl_cli.servers.transport import NoReply, Transport
 from mtrl_cli.servers.twinkle_errors import AdapterLost, judge, says_adapter_lost
 
 _ATTEMPTS = 8
@@ -150,7 +151,7 @@ class Sender:
         except NoReply as error:
             return error.verdict
         except MalformedReply as error:
-            return Verdict("unknown", str(error))
+            return Verdict("unknown", self._transport.keys.without(str(error)))
 
     def _failure(self, kind: str, model: str, verdict: Verdict) -> ServerError:
         url = self._transport.address.url

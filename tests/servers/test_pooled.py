@@ -8,7 +8,8 @@ import gzip
 import pytest
 
 from mtrl_cli.servers import transport
-from mtrl_cli.servers.transport import Address, NoReply, Reply, Transport
+from mtrl_cli.servers.address import Address
+from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 ENDS = (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.ports import ContextOverflow, PolicyFailure, Sample
+from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import Capabilities, ForwardBackwardResult, LossSpec
 from mtrl_cli.servers.tinker import TinkerService
-from mtrl_cli.servers.transport import Address
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 

@@ -11,10 +11,10 @@ import pytest
 
 from mtrl_cli.rollout.ports import PolicyFailure
 from mtrl_cli.servers import errors, keys
+from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Unknown
 from mtrl_cli.servers.keys import Keys
 from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
-from mtrl_cli.servers.transport import Address
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.hosted import Hosted
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
@@ -238,7 +238,7 @@ async def test_a_pause_longer_than_the_deadline_ends_the_call_at_its_deadline(co
         client = await connect(server, sample_timeout=0.3)
         policy = await client.base_policy()
         await client.sample(turn(policy))
-        client._transport.limiter.hold(30.0)
+        client._transport.limiter.hold(30.0, "HTTP 429")
         began = time.monotonic()
         with pytest.raises(PolicyFailure, match="lets nobody send now"):
             await client.sample(turn(policy))

@@ -7,10 +7,10 @@ import pytest
 
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.ports import PolicyFailure
+from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError
 from mtrl_cli.servers.interface import Capabilities
 from mtrl_cli.servers.tinker import TinkerService
-from mtrl_cli.servers.transport import Address
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 
@@ -148,7 +148,7 @@ async def test_a_429_does_not_hold_up_the_end(connect, monkeypatch):
     monkeypatch.setattr("mtrl_cli.servers.tinker_session.FINISH_SECONDS", 0.1)
     async with ScriptedPolicyServer() as server:
         client = await connect(server)
-        client._transport.limiter.hold(30.0)
+        client._transport.limiter.hold(30.0, "HTTP 429")
         began = time.monotonic()
         await client.close()
         assert time.monotonic() - began < 1.0

@@ -12,10 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save
 
+from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts
 from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
-from mtrl_cli.servers.transport import Address
 
 URI = "tinker://m:train:0/sampler_weights/RUN-a1-step-000001"
 RUN = "/api/v1/training_runs/m:train:0/checkpoints"
@@ -205,3 +205,75 @@ async def test_a_download_that_fails_says_so(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match="not HTTP"):
             await snapshots(server).download(URI, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+ARCHIVE = f"{RUN}/sampler_weights/RUN-a1-step-000001/archive"
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["file:///etc/passwd", "ftp://x/y", "//", "http://", "http://[::1", "http://[x]/", "data:,x",
+     "javascript:1", "gopher://x", "http:///x"],
+)  # fmt: skip
+async def test_a_link_that_leads_nowhere(tmp_path: Path, link: str) -> None:
+    async with serving({ARCHIVE: leads_to(link)}) as (server, _):
+        with pytest.raises(ServerError) as caught:
+            await snapshots(server).download(URI, tmp_path)
+    assert str(caught.value).isprintable()
+    assert list(tmp_path.iterdir()) == []
+
+
+def sparse() -> bytes:
+    """A file of 8 TiB of nothing, in 1.5 KiB (GNU's old form of a sparse file)."""
+    entry = tarfile.TarInfo("model.safetensors")
+    entry.type, entry.size = tarfile.GNUTYPE_SPARSE, 512
+    head = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    head[386:410] = b"%011o\0%011o\0" % (0, 512)
+    head[483:495] = b"\x80" + (2**43).to_bytes(11, "big")
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + bytes(512) + bytes(1024)
+
+
+async def test_an_archive_that_unpacks_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtrl_cli.servers.tinker_snapshots._SMALL", 2**16)
+    bomb = packed(("model.safetensors", bytes(2**22)), mode="w:gz")
+    assert len(bomb) < 2**13
+    for content, told in ((bomb, "more than it can mean"), (sparse(), "refused")):
+        async with serving({ARCHIVE: leads_to("/s"), "/s": sends(content)}) as (server, _):
+            with pytest.raises(ServerError, match=told):
+                await snapshots(server).download(URI, tmp_path)
+
+
+async def test_words_without_end_are_not_read_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the server, and from where its link leads; the key is in none of them."""
+    monkeypatch.setattr("mtrl_cli.servers.tinker_snapshots._LARGEST_REPLY", 2**16)
+    monkeypatch.setattr("mtrl_cli.servers.tinker_snapshots._ARCHIVE_SECONDS", 0.5)
+
+    def endless(status: int) -> Handler:
+        def handle(request: web.Request) -> web.Response:
+            return web.Response(status=status, body=KEY.encode() * 20_000)
+
+        return handle
+
+    routes = {ARCHIVE: leads_to("/s"), "/s": endless(404)}
+    for table in (routes, {ARCHIVE: endless(400)}, {ARCHIVE: endless(500)}):
+        async with serving(table) as (server, _):
+            with pytest.raises(ServerError, match=r"larger than 0 MiB|in time") as caught:
+                await snapshots(server).download(URI, tmp_path)
+            assert KEY not in str(caught.value)
+
+
+async def test_a_digest_and_a_time_are_one_line() -> None:
+    entry = {"tinker_path": URI, "time": "now\n\x1b[2J", "size_bytes": True}
+    info = {"/api/v1/weights_info": lambda _: web.json_response({"digest": "x" * 9999 + "\n"})}
+    async with serving({RUN: listed(entry), **info}) as (server, _):
+        facts = await snapshots(server).facts(URI)
+    assert facts is not None
+    assert (facts.time, facts.size) == ("now \\x1b[2J", None)
+    assert facts.digest is not None
+    assert len(facts.digest) == 200
