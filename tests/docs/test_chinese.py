@@ -1,0 +1,56 @@
+"""Each Chinese document has the headings, the commands, the code and the tables' first columns of
+its English one, so that neither changes alone."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import PAGES, Page
+from tests.docs.shell import fenced
+
+TWINS = {
+    name: name.replace("zh-CN/", "").replace(".zh-CN", "") for name in PAGES if "zh-CN" in name
+}
+_WRITTEN = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)
+"""Tables that a program writes stand in the English document alone."""
+_ROW = re.compile(r"^\| (.+?) (?<!\\)\|", re.MULTILINE)
+_COMMENT = re.compile(r"\s*(#.*|\"\"\".*)$", re.MULTILINE)
+_CODE = re.compile(r"`[^`]+`")
+
+
+def first_cells(page: Page) -> list[list[str]]:
+    """What is code in the first cell of each row."""
+    return [_CODE.findall(cell) for cell in _ROW.findall(_WRITTEN.sub("", page.prose))]
+
+
+def code(page: Page) -> list[tuple[str, str]]:
+    """Blocks that are no commands, without their comments."""
+    return [
+        (block.language, _COMMENT.sub("", block.text))
+        for block in page.blocks
+        if block.language != "bash"
+    ]
+
+
+def test_the_documents_that_people_begin_with_are_there_in_chinese() -> None:
+    names = "quick-start concepts custom-task servers e2b settlement cancel exactly-once run-folder"
+    wanted = [*names.split(), "report", "troubleshooting"]
+    assert {f"docs/{name}.md" for name in wanted} | {"README.md"} <= set(TWINS.values())
+    assert all(english in PAGES for english in TWINS.values())
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_chinese_document_follows_its_english_one(name: str) -> None:
+    chinese, english = PAGES[name], PAGES[TWINS[name]]
+    assert [level for level, _ in chinese.headings] == [level for level, _ in english.headings]
+    assert [line.text for line in fenced(chinese)] == [line.text for line in fenced(english)]
+    assert code(chinese) == code(english)
+    assert first_cells(chinese) == first_cells(english)
+
+
+def test_a_document_that_changed_alone_is_found() -> None:
+    one = Page("a.md", "# A\n```bash\nmtrl runs # all\n```\n| `a.b` | c |\n")
+    two = Page("b.md", "# B\n```bash\nmtrl runs # 全部\n```\n| `a.c` | c |\n## C\n")
+    assert [line.text for line in fenced(one)] == [line.text for line in fenced(two)]
+    assert first_cells(one) != first_cells(two)
+    assert len(one.headings) != len(two.headings)
