@@ -1,16 +1,19 @@
 """One sandbox as a session: what the game does, and what happens to the sandbox, kept apart."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mtrl_cli.envs.e2b import program, worker
+from mtrl_cli.envs.e2b.link import Link, LinkBroken
 from mtrl_cli.envs.e2b.session import UnusableProgram
 from mtrl_cli.envs.interface import Deadlines, SessionLost, TaskEnvironment
 from mtrl_cli.errors import UsageError
@@ -145,6 +148,35 @@ async def test_a_stream_that_stays_broken_ends_the_session(emulator: E2BEmulator
         with pytest.raises(SessionLost, match="broke off"):
             await environment.step(go())
     assert emulator.live == []
+
+
+async def test_a_line_that_fails_after_the_stream_leaves_no_loose_error() -> None:
+    """The SDK may answer its cancellation with the error that was on its way."""
+    import e2b
+
+    sent, loose = asyncio.Event(), list[Any]()
+
+    class Handle:
+        async def wait(self) -> None:
+            await sent.wait()
+            raise e2b.NotFoundException("the sandbox was not found")
+
+        async def send_stdin(self, text: str, request_timeout: float) -> None:
+            sent.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise e2b.NotFoundException("the sandbox was not found") from None
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, facts: loose.append(facts))
+    link = Link(SimpleNamespace(commands=None))
+    link._attach(Handle())
+    with pytest.raises(LinkBroken, match="not found"):
+        await link.ask("step", {}, timeout=5.0)
+    del link
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert loose == []
 
 
 async def test_a_game_that_cannot_be_loaded_ends_the_run(

@@ -123,6 +123,7 @@ class Link:
         assert self._lost is not None
         lost = self._lost
         sending = asyncio.ensure_future(self._send(text, timeout))
+        sending.add_done_callback(_heard)  # where the stream or the answer was first
         try:
             await _first(sending, lost, answer)
             if sending.done() and (problem := sending.result()) is not None:
@@ -261,6 +262,12 @@ class Link:
     def _why(self, reason: str) -> str:
         last = self._stderr.strip().rpartition("\n")[2]
         return f"{reason}: {last}" if last else reason
+
+
+def _heard(task: "asyncio.Task[Any]") -> None:
+    """Nobody else may ask how it ended, and an error that nobody asks for is a traceback."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _first(*futures: "asyncio.Future[Any]") -> None:
