@@ -17,6 +17,8 @@ from typing import Any, TypeVar, cast
 from mtrl_cli.chat.renderer import RendererChat as RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer as load_tokenizer
 from mtrl_cli.child import ChildServer
+from mtrl_cli.config.capabilities import untempered
+from mtrl_cli.config.requirements import check_capabilities as check_capabilities
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter
@@ -48,7 +50,6 @@ from mtrl_cli.servers.connect import service_for
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import SnapshotStore, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
-from mtrl_cli.servers.requirements import check_capabilities as check_capabilities
 from mtrl_cli.tasks.load import load_task
 
 T = TypeVar("T")
@@ -117,6 +118,10 @@ async def assemble(
         async with lent_service(experiment.server, embedded, resources) as service:
             if training:
                 check_capabilities(service.capabilities, experiment)
+                if not service.capabilities.tempered_logprobs and (
+                    text := untempered(experiment.group.temperature)
+                ):
+                    tell(text)
             harnesses, address = harness_factory(task), service.describe()
             yield Parts(service, chat, task, envs, harnesses, vocab, address, watch, listing)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.config.assumed import assumed
-from mtrl_cli.config.capabilities import capabilities
+from mtrl_cli.config.capabilities import capabilities, declared
 from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.places import shown
+from mtrl_cli.config.requirements import unmet
 from mtrl_cli.config.sandboxes import environments, episodes, sandbox_need
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind
 from mtrl_cli.doctor.unseen import misleading_names
@@ -69,8 +70,14 @@ def plan(
         ],
         "runs": experiment.run.dir,
         "runs_exist": Path(experiment.run.dir).is_dir(),
-        "problems": misleading_names(experiment),
+        "problems": _problems(experiment, training=steps is not None),
     }
+
+
+def _problems(experiment: Experiment, *, training: bool) -> list[str]:
+    """What the run would be refused for, as far as it can be told without contacting anybody."""
+    found = misleading_names(experiment)
+    return [*found, *unmet(declared(experiment), experiment)] if training else found
 
 
 def sandboxes(experiment: Experiment, played: int) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mtrl_cli.config.assumed import assumed, is_known
-from mtrl_cli.config.schema import Experiment, LossReduction, ServerKind, Snapshots
+from mtrl_cli.config.schema import Experiment, Loss, LossReduction, ServerKind, Snapshots
 
 Source = Literal["known", "configured", "assumed", "found"]
 
@@ -88,6 +88,12 @@ def _declared(experiment: Experiment) -> Iterator[Capability]:
         None if local else "samples are not checked against the weights that made them",
     )
     yield Capability(
+        "tempered_logprobs",
+        twinkle,
+        "known" if is_known(server) else "assumed",
+        None if twinkle else untempered(experiment.group.temperature),
+    )
+    yield Capability(
         "full_training",
         local,
         "known" if local or twinkle else "assumed",
@@ -97,6 +103,45 @@ def _declared(experiment: Experiment) -> Iterator[Capability]:
         yield Capability("cancels", False, "known", _cancels(False))
     else:
         yield Capability("cancels", None, "known")
+
+
+def untempered(temperature: float) -> str | None:
+    """What a temperature does where logprobs are those of temperature 1."""
+    if temperature == 1:
+        return None
+    return (
+        f"group.temperature is {temperature:g} and logprobs are those of temperature 1: tokens are"
+        " sampled from another distribution than the one that is trained, the importance ratio"
+        " does not make up for it, and the gradient is not that of the reward; for an exact one"
+        " write group.temperature=1"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The declared capabilities that decide whether an experiment can be trained; fields as in
+    `servers.interface.Capabilities`. ``context`` is only found out."""
+
+    snapshots: str
+    policy_logprobs: bool
+    full_training: bool
+    losses: frozenset[str]
+    loss_reduction: str | None
+    context: int | None = None
+
+
+def declared(experiment: Experiment) -> Declared:
+    """What is known of the experiment's server before it is contacted."""
+    told = {one.name: one.value for one in capabilities(experiment)}
+    twinkle = experiment.server.kind is ServerKind.twinkle
+    losses = Loss if twinkle else (Loss.importance_sampling, Loss.ppo, Loss.cispo)
+    return Declared(
+        snapshots=told["snapshots"],
+        policy_logprobs=told["policy_logprobs"],
+        full_training=told["full_training"],
+        losses=frozenset(loss.value for loss in losses),
+        loss_reduction=told["loss_reduction"],
+    )
 
 
 _SNAPSHOTS = {

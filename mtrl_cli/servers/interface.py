@@ -62,6 +62,9 @@ class Capabilities:
     """It can be told to stop a sampling request; found out when connecting."""
     loss_reduction: LossReduction | None = None
     """None: not known. A step is then one call, weighted as for ``sum``."""
+    tempered_logprobs: bool = False
+    """What it samples at a temperature and what it trains are one distribution, the tempered one;
+    False: logprobs, and so the importance ratio, are those of temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)

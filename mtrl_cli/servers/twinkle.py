@@ -72,6 +72,7 @@ CAPABILITIES = Capabilities(
     full_training=False,
     losses=LOSSES,
     loss_reduction="call_mean",
+    tempered_logprobs=True,
 )
 
 

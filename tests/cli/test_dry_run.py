@@ -100,7 +100,7 @@ def test_names_that_lead_nowhere_are_all_told_after_the_plan(tmp_path: Path) -> 
 
 def test_what_a_server_cannot_do_is_said_in_words(tmp_path: Path) -> None:
     where = ('server.base_url="http://127.0.0.1:9"', "server.base_model=m",
-             "server.tokenizer=mtrl-tiny", "train.kl=0")  # fmt: skip
+             "server.tokenizer=mtrl-tiny", "train.kl=0", "train.lora_rank=8")  # fmt: skip
     unknown = mtrl("train", "--dry-run", "server=tinker", *where, cwd=tmp_path, TINKER_API_KEY="k")
     assert unknown.returncode == 0, unknown.stderr
     for words in (
@@ -152,3 +152,25 @@ def test_a_dry_run_imports_nothing_heavy(tmp_path: Path) -> None:
         text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stderr == "[]\n"
+
+
+def test_a_temperature_that_the_trainer_does_not_know_is_told(tmp_path: Path) -> None:
+    said = "logprobs are those of temperature 1"
+    hot = mtrl("train", "--dry-run", "group.temperature=0.7", cwd=tmp_path)
+    assert hot.returncode == 0, hot.stderr
+    assert f"group.temperature is 0.7 and {said}" in hot.stdout
+    assert said not in mtrl("train", "--dry-run", cwd=tmp_path).stdout
+    where = ('server.base_url="http://127.0.0.1:9"', "server.base_model=m",
+             "server.tokenizer=mtrl-tiny", "train.kl=0", "group.temperature=0.7")  # fmt: skip
+    twinkle = mtrl("train", "--dry-run", "conf=blackjack_twinkle", *where, cwd=tmp_path)
+    assert twinkle.returncode == 0, twinkle.stderr
+    assert said not in twinkle.stdout
+
+
+def test_what_the_server_cannot_train_is_refused_as_the_run_would(tmp_path: Path) -> None:
+    where = ('server.base_url="http://127.0.0.1:9"', "server.base_model=m",
+             "server.tokenizer=mtrl-tiny", "train.lora_rank=null", "train.kl=0.1")  # fmt: skip
+    ended = mtrl("train", "--dry-run", "server=tinker", *where, cwd=tmp_path, TINKER_API_KEY="k")
+    assert ended.returncode == 2
+    assert "train.lora_rank: null trains all weights, which this server cannot" in ended.stderr
+    assert "train.kl: 0.1 needs logprobs of the initial policy" in ended.stderr

@@ -38,6 +38,7 @@ class E2BEmulator(LoopbackServer):
     Args:
         api_key: the key it insists on; None takes any that is not empty.
         at_once, per_second, longest: a plan's limits; see `Sandboxes`.
+        remembers: keep every operation for `seen`.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class E2BEmulator(LoopbackServer):
         at_once: int | None = None,
         per_second: float | None = None,
         longest: float | None = None,
+        remembers: bool = True,
     ) -> None:
         self._api_key = api_key
+        self._remembers = remembers
         self._limits: dict[str, Any] = {
             "at_once": at_once,
             "per_second": per_second,
@@ -269,7 +272,8 @@ class E2BEmulator(LoopbackServer):
         handle: Any,
         identity: str = "",
     ) -> web.StreamResponse:
-        self._seen.append(Seen(operation, body, request.headers, monotonic()))
+        if self._remembers:
+            self._seen.append(Seen(operation, body, request.headers, monotonic()))
         fault = self.faults.next(operation, body)
         if fault is not None and not fault.executes:
             match fault.kind:
