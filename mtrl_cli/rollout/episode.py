@@ -47,6 +47,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.resources import RolloutResources, Scope
 from mtrl_cli.rollout.settle import is_being_cancelled
+from mtrl_cli.rollout.task_fault import TaskFault, own_code
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import FAILED, CallRecord, Stop, Trajectory, Turn
 
@@ -94,6 +95,7 @@ async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> N
         _fail(trajectory, Stop.TIMEOUT, f"not finished within budget.deadline = {seconds:g} s")
     except (EnvironmentFault, InfrastructureFailure) as error:
         _fail(trajectory, Stop.ENV_FAILURE, str(error))
+        trajectory.trace = error.trace if isinstance(error, TaskFault) else None
     except PolicyFailure as error:
         _fail(trajectory, Stop.POLICY_FAILURE, str(error))
         trajectory.permanent = error.permanent
@@ -111,7 +113,9 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
         observation = await environment.reset(group.task, admission.member)
     harness = await borrow_harness(scope, parts.harnesses, task, group.harness)
     trajectory.opening = await harness.open(group.task, admission.member, observation)
-    trajectory.tokens = tokens = TokenSequence(chat.prompt(trajectory.opening, task.tools))
+    with own_code(task, "messages"):  # what it returned may be no messages at all
+        prompt = chat.prompt(trajectory.opening, task.tools)
+    trajectory.tokens = tokens = TokenSequence(prompt)
 
     for turn in range(budget.max_turns):
         room, binding = _room(budget, len(tokens))
@@ -244,5 +248,6 @@ def _report(trajectory: Trajectory, observer: Observer) -> None:
             tokens=len(trajectory.tokens),
             tool_errors=trajectory.tool_errors,
             failure=trajectory.failure,
+            trace=trajectory.trace,
         )
     )

@@ -33,6 +33,8 @@ class MemberFinished:
     tokens: int
     tool_errors: int
     failure: str | None = None
+    trace: str | None = None
+    """The traceback of a failure of the task's own code."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 A `HeldEnvironment` or a `HeldHarness` is used like the thing itself. Every method runs as an
 operation of the scope: when the caller is cancelled, work that a thread or a server has already
 begun goes on, and the thing is returned only after it. ``close`` is not the user's business: the
-scope returns what it holds. A finished environment is never stepped again.
+scope returns what it holds. A finished environment is never stepped again. What the task's own code
+raises, a harness or ``messages``, is a fault of its episode (`task_fault`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from mtrl_cli.rollout.ports import (
     ToolCall,
 )
 from mtrl_cli.rollout.resources import Scope
+from mtrl_cli.rollout.task_fault import own_code
 
 
 async def borrow_environment(scope: Scope, factory: EnvironmentFactory) -> Environment:
@@ -68,14 +70,17 @@ class HeldHarness:
         self._harness = harness
 
     async def open(self, sample: TaskSample, member: int, observation: str) -> Sequence[Message]:
-        opening = self._harness.open(sample, member, observation)
-        return await self._scope.protect(opening, self._harness)
+        with own_code(self._harness, "open"):
+            opening = self._harness.open(sample, member, observation)
+            return await self._scope.protect(opening, self._harness)
 
     async def calls(self, turn: AssistantTurn) -> Sequence[ToolCall]:
-        return await self._scope.protect(self._harness.calls(turn), self._harness)
+        with own_code(self._harness, "calls"):
+            return await self._scope.protect(self._harness.calls(turn), self._harness)
 
     async def answer(self, call: ToolCall, text: str) -> str:
-        return await self._scope.protect(self._harness.answer(call, text), self._harness)
+        with own_code(self._harness, "answer"):
+            return await self._scope.protect(self._harness.answer(call, text), self._harness)
 
     async def close(self) -> None:
         """Nothing: the scope returns the harness."""
@@ -88,7 +93,8 @@ class PlainHarness:
         self._task = task
 
     async def open(self, sample: TaskSample, member: int, observation: str) -> Sequence[Message]:
-        return self._task.messages(sample, observation)
+        with own_code(self._task, "messages"):
+            return self._task.messages(sample, observation)
 
     async def calls(self, turn: AssistantTurn) -> Sequence[ToolCall]:
         return turn.calls

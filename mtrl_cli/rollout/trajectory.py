@@ -64,6 +64,8 @@ class Trajectory:
     reward: float | None = None
     failure: str | None = None
     """What failed, in one line."""
+    trace: str | None = None
+    """The traceback, where the task's own code failed."""
     refusal: str | None = None
     """The counted reason when a token rule refused the trajectory, such as ``divergent``."""
     permanent: bool = False

@@ -25,6 +25,10 @@ SCRIPT = "script"
 """``recorded`` in the ``run.json`` of a run that a script carries out: it records what it likes."""
 
 
+_LOGGED = 50
+"""Different tracebacks that one attempt logs."""
+
+
 def new_run_id() -> str:
     """A sortable name with a random tail, such as ``20261129-122135-a7aa``."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -38,6 +42,7 @@ class RunFolder:
         self._state = state
         self._redact = redact
         self._borrows: Callable[[], Mapping[str, Any]] | None = None
+        self._logged: set[str] = set()
         self.inherited: tuple[str, ...] = tuple(state["borrows"]["quarantined"])
         """What earlier attempts could not return, one line each."""
         self.ledger = Ledger(path / "ledger.jsonl", redact)
@@ -144,6 +149,17 @@ class RunFolder:
     def evaluated(self, when: str, figures: Mapping[str, Any]) -> None:
         """Record an evaluation, ``before`` or ``after`` training."""
         self.update(evaluation={**self._state["evaluation"], when: dict(figures)})
+
+    def log(self, text: str) -> None:
+        """Append a traceback to ``log.txt``: each once, and so many of them at most."""
+        if text in self._logged or len(self._logged) >= _LOGGED:
+            return
+        self._logged.add(text)
+        descriptor = os.open(
+            self.path / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+        )
+        with os.fdopen(descriptor, "a", encoding="utf-8", errors="replace") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{self._redact(text).rstrip()}\n\n")
 
     def end(self, status: str, reason: str | None) -> None:
         """Record the end and close the files."""

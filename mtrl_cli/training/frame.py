@@ -18,7 +18,7 @@ from mtrl_cli.assembly import Parts, assemble, notices
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
-from mtrl_cli.rollout.events import Observer
+from mtrl_cli.rollout.events import MemberFinished, Observer
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.settle import original
@@ -139,8 +139,14 @@ class Frame:
             resources=self.resources,
             concurrency=self.experiment.run.concurrency,
             failure_rule=self.plan.failure_rule,
-            observer=self.observer,
+            observer=self._played,
         )
+
+    def _played(self, event: object) -> None:
+        """What the rollout tells; the log keeps the tracebacks of the task's own code."""
+        if isinstance(event, MemberFinished) and event.trace is not None:
+            self.folder.log(event.trace)
+        self.observer(event)
 
     async def evaluate(
         self,

@@ -1,0 +1,45 @@
+"""A task whose own code fails: one line with its place, the traceback in the run's log.txt."""
+
+from pathlib import Path
+
+import pytest
+
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+from tests.training.runs import train_on
+
+TASK = """
+from mtrl_cli.tasks.blackjack.task import Blackjack
+
+
+class Broken(Blackjack):
+    def {method}:
+        return self.words["opening"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("messages(self, sample, observation)",
+         "all 1 groups of a step failed: Broken.messages raised AttributeError: "),
+        ("sample(self, seed)", "no task sample for group 0: Broken.sample raised AttributeError: "),
+    ],
+)  # fmt: skip
+async def test_a_task_that_always_fails_ends_the_run(
+    tmp_path: Path, method: str, says: str
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(TASK.format(method=method))
+    with pytest.raises(MtrlError) as ended:
+        async with ScriptedPolicyServer() as server:
+            await train_on(
+                server.url, tmp_path / "runs", f"task.entrypoint={path}:Broken",
+                "env.check_seeds=false",
+            )  # fmt: skip
+    assert str(ended.value).startswith(says)
+    assert str(ended.value).endswith(f"({path}:7)")
+    log = tmp_path / "runs/latest/log.txt"
+    assert log.stat().st_mode & 0o077 == 0
+    assert log.read_text().count("Traceback (most recent call last)") == 1
+    assert 'return self.words["opening"]' in log.read_text()
