@@ -119,9 +119,9 @@ async def assemble(
             if training:
                 check_capabilities(service.capabilities, experiment)
                 if not service.capabilities.tempered_logprobs and (
-                    text := untempered(experiment.group.temperature)
+                    warning := untempered(experiment.group.temperature)
                 ):
-                    tell(text)
+                    tell(warning)
             harnesses, address = harness_factory(task), service.describe()
             yield Parts(service, chat, task, envs, harnesses, vocab, address, watch, listing)
 
