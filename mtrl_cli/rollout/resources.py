@@ -163,6 +163,16 @@ class RolloutResources:
             self._live.pop(borrow.key, None)
         self._record(borrow, news)
 
+    def note(self, key: str, **facts: Any) -> None:
+        """Record facts of a live borrow, which does not move; the record stands when this returns.
+
+        Raises: what the journal raises.
+        """
+        borrow = self._live.get(key)
+        if borrow is not None:
+            borrow.facts = {**borrow.facts, **facts}
+            self._record(borrow, news=False)
+
     def release_late(self, work: Coroutine[Any, Any, None], patience: float) -> None:
         """Keep a release that did not end in time; it may still do."""
         task = asyncio.ensure_future(work)

@@ -1,8 +1,9 @@
 """Returning the sandboxes of a run that is gone: all at once, then each borrow is told its fate.
 
 Those whose ids the ledger knows are ended by them; the others of the run are found by their mark.
-A borrow that was asked for and has no id may still get its sandbox, until the service's own
-deadline for a creation has passed after the run's last sign of life; so long it is looked for.
+A creation that was sent and has no id may still make its sandbox, until the service's own deadline
+has passed after the sending, which the ledger knows; so long it is looked for. One that only waited
+for its turn was never sent.
 """
 
 import time
@@ -19,9 +20,6 @@ SANDBOX, ACCOUNT = "sandbox", "sandboxes"
 
 PATIENCE = 240.0
 """Seconds that all of it may take."""
-
-_BEAT = 2.0
-"""Seconds that a run may have lived on after its last heartbeat."""
 
 
 class Ended(Protocol):
@@ -99,22 +97,14 @@ class SandboxReaping:
             raise MtrlError(f"the run's sandboxes are in {place}; now it leads to {service.place}")
         open_ = [e for e in self._borrows if e.state != "released"]
         ids = [str(e.facts["id"]) for e in open_ if "id" in e.facts]
-        nameless = len(open_) - len(ids)
-        until = self._last_sign() + service.settles if nameless else 0.0
+        sent = [float(e.facts["sent"]) for e in open_ if "id" not in e.facts and "sent" in e.facts]
+        until = max(sent) + service.settles if sent else 0.0
         if (left := until - time.time()) > 0:
             self._tell(
-                f"{nameless} sandbox(es) of {self._run.name} whose creation was not answered may"
+                f"{len(sent)} sandbox(es) of {self._run.name} whose creation was not answered may"
                 f" still appear: looking for them, {left:.0f} s"
             )
         return await service.end(self._run.name, ids, until)
-
-    def _last_sign(self) -> float:
-        """When the run can have sent its last request."""
-        try:
-            beat = (self._run / "heartbeat").stat().st_mtime + _BEAT
-        except OSError:
-            beat = time.time()
-        return min(beat, time.time())
 
     def _by_hand(self) -> str:
         return f"e2b sandbox list, and kill those with mtrl_run {self._run.name}"

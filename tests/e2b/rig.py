@@ -1,5 +1,6 @@
 """A run's use of an emulated account, in this process: what the tests of the backend share."""
 
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,7 +44,9 @@ class Journal:
         self.lines.append((key, state, facts))
 
     def states(self, key: str) -> list[str]:
-        return [state for name, state, _ in self.lines if name == key]
+        """Those that it went through; a line that only adds facts is none."""
+        told = [state for name, state, _ in self.lines if name == key]
+        return [state for state, _ in itertools.groupby(told)]
 
     def open(self) -> list[str]:
         last = {key: state for key, state, _ in self.lines}
@@ -80,6 +83,7 @@ async def rig(
     per_second: float = 1000.0,
     longest: float = 3600.0,
     settles: float = SETTLES,
+    outage: float = 60.0,
     life: float = 100.0,
     dead: Callable[[str], bool] = lambda run: False,
     entrypoint: str | None = None,
@@ -96,7 +100,7 @@ async def rig(
         adapter or Adapter(),
         api_key="emulated",
         template="base",
-        limits=Limits(at_once, per_second, longest, settles),
+        limits=Limits(at_once, per_second, longest, settles, outage),
         life=life,
         deadlines=deadlines,
         watch=watch,

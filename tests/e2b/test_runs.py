@@ -139,7 +139,7 @@ def test_a_killed_run_whose_creations_were_not_answered(
     service.faults.add("create", faults.hold(gate), times=3)
     service.faults.add("create", faults.late(1.5), times=2)
     folder = killed(tmp_path, service, lambda: len(service.seen("create")) >= 5,
-                    "env.e2b.settles=8")  # fmt: skip
+                    "env.e2b.settles=20")  # fmt: skip
     assert len(service.live) < len(service.seen("create"))
     code, told = cancel(tmp_path, service)
     gate.open()
@@ -147,6 +147,29 @@ def test_a_killed_run_whose_creations_were_not_answered(
     assert "may still appear: looking for them" in told
     assert service.live == []
     assert service.counts()["created"] == len(service.seen("create"))
+    assert list(audit.unfinished_entries(folder)) == []
+
+
+@pytest.mark.long
+def test_what_only_waited_for_its_turn_is_not_waited_for(
+    tmp_path: Path, service: E2BEmulator
+) -> None:
+    """Two sandboxes are allowed, the other members have asked for theirs and sent nothing."""
+    gate = faults.Gate()
+    service.faults.add("send_input", faults.hold(gate), times=-1)
+    folder = killed(tmp_path, service, lambda: gate.arrived >= 2, "env.e2b.at_once=2",
+                    "env.e2b.settles=60")  # fmt: skip
+    gate.open()
+    nameless = [e for e in audit.entries(folder) if e.open and e.facts["kind"] == "sandbox"
+                and "id" not in e.facts]  # fmt: skip
+    assert nameless
+    assert not any("sent" in entry.facts for entry in nameless)
+    began = time.monotonic()
+    code, told = cancel(tmp_path, service)
+    assert code == 0, told
+    assert "may still appear" not in told
+    assert time.monotonic() - began < 50
+    assert service.live == []
     assert list(audit.unfinished_entries(folder)) == []
 
 

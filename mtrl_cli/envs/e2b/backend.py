@@ -17,6 +17,7 @@ from typing import Any
 
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.e2b.lost import LostCreations
+from mtrl_cli.envs.e2b.outage import Outage
 from mtrl_cli.envs.e2b.pace import Pace
 from mtrl_cli.envs.e2b.program import load_program
 from mtrl_cli.envs.e2b.provider import Judgement, Provider, judged
@@ -45,6 +46,8 @@ class Limits:
     """Seconds that a sandbox may live."""
     settles: float
     """Seconds after which a creation that was not answered can have no further effect."""
+    outage: float = 60.0
+    """Seconds in which every creation has failed, after which the service is taken for gone."""
 
 
 class CreationRefused(RolloutError, MtrlError):  # noqa: N818
@@ -88,8 +91,10 @@ class E2BFactory:
         self._deadlines, self._limits = deadlines, limits
         self._lifetime = math.ceil(min(life + deadlines.close + _MARGIN, limits.longest))
         self._pace = Pace(limits.at_once, limits.per_second)
+        self._outage = Outage(limits.outage)
         self._queued: dict[str, asyncio.Future[None]] = {}
         self._run = ""
+        self._resources: RolloutResources | None = None
         self._lost: LostCreations | None = None
         self._sweep: Sweep | None = None
 
@@ -106,7 +111,7 @@ class E2BFactory:
         """
 
         async def make(key: str) -> E2BFactory:
-            self._run = run
+            self._run, self._resources = run, resources
             self._sweep = Sweep(self._provider, run, self._deadlines.close)
             self._lost = LostCreations(
                 self._provider, resources, run, self._limits.settles, self._sweep.kill
@@ -188,6 +193,9 @@ class E2BFactory:
                 "mtrl": "sandbox", "mtrl_run": self._run, "mtrl_borrow": key, "mtrl_try": str(tried)
             }  # fmt: skip
             sent = asyncio.get_running_loop().time()
+            assert self._resources is not None
+            # Only what was sent can have an effect: that is what `mtrl cancel` waits for.
+            self._resources.note(key, sent=round(time.time(), 3))
             try:
                 sandbox = await self._provider.create(self._lifetime, metadata, _new_key())
             except asyncio.CancelledError:
@@ -197,23 +205,32 @@ class E2BFactory:
                 judgement = judged(error)
                 if judgement.outcome == "unknown":
                     self._is_lost(key, tried, sent)
-                self._judge(judgement, failures)
+                self._judge(judgement, failures, sent)
             else:
                 self._pace.accepted()
+                self._outage.over()
                 return sandbox
         raise AssertionError
 
-    def _judge(self, judgement: Judgement, failures: dict[str, int]) -> None:
+    def _judge(self, judgement: Judgement, failures: dict[str, int], sent: float) -> None:
         """Whether a failed creation is tried again: where not, it raises."""
         if judgement.outcome == "refused":
             raise CreationRefused(f"{self._provider.place} creates no sandbox: {judgement.text}")
         if judgement.limited:
+            self._outage.over()
             self._watch.saw("creations_limited", f"E2B limits us, waiting: {judgement.text}")
         else:
             self._watch.saw(
                 f"creations_{judgement.outcome}",
-                f"{self._provider.place}: a creation failed, it is tried again: {judgement.text}",
+                f"{self._provider.place}: a creation failed, it is tried again (the run ends when"
+                f" none succeeds for {self._outage.seconds:g} s): {judgement.text}",
             )
+            if self._outage.failed(sent, asyncio.get_running_loop().time()):
+                raise CreationRefused(
+                    f"{self._provider.place} has created no sandbox for {self._outage.seconds:g} s:"
+                    f" {self._outage.failures} creations in a row failed, the last one with:"
+                    f" {judgement.text}"
+                )
             failures[judgement.outcome] += 1
             if failures[judgement.outcome] >= _TRIES[judgement.outcome]:
                 raise InfrastructureFailure(f"no sandbox: {judgement.text}")

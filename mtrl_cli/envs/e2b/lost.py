@@ -7,6 +7,7 @@ sandbox is listed only once it has started.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ LOOKS = 20
 """How often it is looked, up to the service's deadline."""
 
 _SOONEST = 0.1
-_GRACE = 60.0
+_GRACE = 15.0
 """Seconds beyond the deadline for a list that fails."""
 
 
@@ -58,6 +59,8 @@ class LostCreations:
     def add(self, owner: str, tried: int, sent: float, lender: Lender[Any]) -> None:
         """A creation for ``owner`` of unknown outcome, sent at a time on the loop's clock."""
         borrow = self._resources.request(lender, owner)
+        clock = asyncio.get_running_loop().time
+        self._resources.note(borrow.key, sent=round(time.time() - (clock() - sent), 3))
         until = sent + self._settles
         self._open[owner, str(tried)] = _Creation(borrow, until)
         if self._looking is None or self._looking.done():

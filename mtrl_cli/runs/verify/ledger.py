@@ -39,7 +39,7 @@ _CALL_STEPS: Mapping[str | None, tuple[str, ...]] = {
 _BORROW_STEPS: Mapping[str | None, tuple[str, ...]] = {
     # What lives in the process is recorded only where it was not returned.
     None: ("requested", "held", "returning", "quarantined"),
-    "requested": ("held", "returning", "released", "quarantined"),
+    "requested": ("requested", "held", "returning", "released", "quarantined"),
     "held": ("returning", "released", "quarantined"),
     "returning": ("released", "quarantined"),
     "quarantined": ("returning", "released", "quarantined", "requested"),
