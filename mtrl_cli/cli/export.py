@@ -2,12 +2,16 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import UsageError
-from mtrl_cli.runs.commits import read_history
-from mtrl_cli.runs.registry import find_run
+from mtrl_cli.runs.commits import Commit, read_history
+from mtrl_cli.runs.registry import RunRecord, find_run
+
+if TYPE_CHECKING:
+    from mtrl_cli.training.plan import TrainingPlan
 
 
 def export_run(asked: str, form: str, step: int | None, out: Path | None, runs: Path) -> int:
@@ -18,17 +22,12 @@ def export_run(asked: str, form: str, step: int | None, out: Path | None, runs: 
         UsageError: the format, the step or the path cannot be had.
         MtrlError: the run's folder is damaged.
     """
-    from mtrl_cli.config.compose import compose
-    from mtrl_cli.config.resolve import resolve
-    from mtrl_cli.export.rows import chosen_commits
     from mtrl_cli.export.writers import FORMATS, export
-    from mtrl_cli.training.plan import TrainingPlan
 
     if form not in FORMATS:
-        raise UsageError(f"--format {form}: no such format; write one of {', '.join(FORMATS)}")
-    run = find_run(runs, asked)
-    commits = chosen_commits(read_history(run.path / "commits.jsonl"), run.path, step)
-    plan = TrainingPlan(resolve(compose(str(run.path / "config.yaml")), secrets=False))
+        known = ", ".join((*FORMATS, "transferqueue"))
+        raise UsageError(f"--format {form}: no such format; write one of {known}")
+    run, commits, plan = _chosen(asked, step, runs)
     ending = "parquet" if form == "parquet" else "jsonl"
     name = f"{run.id}{'' if step is None else f'-step-{step}'}"
     path = out or Path(f"{name}.{'tinker.' if form == 'tinker' else ''}{ending}")
@@ -39,3 +38,42 @@ def export_run(asked: str, form: str, step: int | None, out: Path | None, runs: 
     Screen(sys.stderr).line(harmless(f"{count} {what} of {len(commits)} steps"))
     Screen(sys.stdout).line(harmless(str(path)))
     return 0
+
+
+def send_run(asked: str, address: str, partition: str, step: int | None, runs: Path) -> int:
+    """Send the groups of the run that ``asked`` names to a TransferQueue; the exit code.
+
+    Raises:
+        NoSuchRun: it is not there.
+        UsageError: the step or the queue cannot be had.
+        MtrlError: the run's folder is damaged, or the queue failed.
+    """
+    from mtrl_cli.export.samples import sample_groups
+    from mtrl_cli.export.sending import send
+    from mtrl_cli.export.transferqueue import connected
+
+    run, commits, plan = _chosen(asked, step, runs)
+    groups = (group for commit in commits for group in sample_groups(plan, run.path, commit))
+    with connected(address) as queue:
+        delivery = send(queue, groups, partition)
+    for note in delivery.notes:
+        Screen(sys.stderr).line(harmless(f"note: {note}"))
+    before = f"; {delivery.already} were sent before" if delivery.already else ""
+    told = f"{delivery.groups} groups, {delivery.samples} trajectories{before}"
+    Screen(sys.stderr).line(harmless(told))
+    Screen(sys.stdout).line(harmless(partition))
+    return 0
+
+
+def _chosen(
+    asked: str, step: int | None, runs: Path
+) -> tuple[RunRecord, list[Commit], "TrainingPlan"]:
+    from mtrl_cli.config.compose import compose
+    from mtrl_cli.config.resolve import resolve
+    from mtrl_cli.export.rows import chosen_commits
+    from mtrl_cli.training.plan import TrainingPlan
+
+    run = find_run(runs, asked)
+    commits = chosen_commits(read_history(run.path / "commits.jsonl"), run.path, step)
+    plan = TrainingPlan(resolve(compose(str(run.path / "config.yaml")), secrets=False))
+    return run, commits, plan

@@ -7,6 +7,7 @@ import typer
 
 from mtrl_cli.cli.failures import told_in_one_line
 from mtrl_cli.cli.options import Debug, Run, RunsDir
+from mtrl_cli.errors import UsageError
 
 
 def add_outward_commands(app: typer.Typer) -> None:
@@ -41,7 +42,8 @@ def report(
 def export(
     run: Run,
     form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="jsonl, parquet or tinker.")
+        str,
+        typer.Option("--format", metavar="FORMAT", help="jsonl, parquet, tinker or transferqueue."),
     ] = "jsonl",
     step: Annotated[
         int | None,
@@ -51,15 +53,30 @@ def export(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Where to; RUN.FORMAT here without it."),
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="ADDRESS", help="The Ray cluster of the TransferQueue."),
+    ] = None,
+    partition: Annotated[
+        str, typer.Option("--partition", metavar="NAME", help="The TransferQueue's partition.")
+    ] = "train",
     runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
-    """Write a run's trajectories to a file.
+    """Hand a run's trajectories on.
 
-    Tokens with mask, logprobs and advantages: as JSON lines, as Parquet, or as the Datums that a
-    training call sends.
+    Tokens with mask, logprobs and advantages: as JSON lines, as Parquet, as the Datums that a
+    training call sends, or to the TransferQueue of a distributed trainer.
     """
-    from mtrl_cli.cli.export import export_run
+    from mtrl_cli.cli.export import export_run, send_run
 
     with told_in_one_line(debug=debug):
+        if form == "transferqueue":
+            if to is None or out is not None:
+                raise UsageError(
+                    "--format transferqueue takes --to ADDRESS, that of a Ray cluster, not --out"
+                )
+            raise typer.Exit(send_run(run, to, partition, step, runs_dir))
+        if to is not None:
+            raise UsageError("--to goes with --format transferqueue; write --out FILE")
         raise typer.Exit(export_run(run, form, step, out, runs_dir))

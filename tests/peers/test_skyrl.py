@@ -3,17 +3,17 @@
 Each version needs an environment of its own (2 GB; JAX, torch, transformers). On Python 3.11:
 
     for v in 3 4; do
-      python3.11 -m venv /opt/venv-skyrl$v
-      /opt/venv-skyrl$v/bin/pip install torch==2.13.0 jax==0.10.2 flax==0.12.8 optax==0.2.8 \\
+      python3.11 -m venv ~/.venvs/skyrl$v
+      ~/.venvs/skyrl$v/bin/pip install torch==2.13.0 jax==0.10.2 flax==0.12.8 optax==0.2.8 \\
         transformers==5.16.1 tokenizers==0.23.3 peft==0.18.1 sqlmodel==0.0.50 datasets \\
         safetensors rich typer cloudpathlib hf_transfer zstandard xxhash pillow accelerate \\
         aiohttp psutil loguru "fastapi[standard]" "sqlalchemy[asyncio]" aiosqlite asyncpg \\
         psycopg2-binary
     done
-    /opt/venv-skyrl3/bin/pip install "tinker==0.16.1"
-    /opt/venv-skyrl3/bin/pip install --no-deps --ignore-requires-python skyrl==0.3.0
-    /opt/venv-skyrl4/bin/pip install "tinker==0.25.0"
-    /opt/venv-skyrl4/bin/pip install --no-deps --ignore-requires-python skyrl==0.4.0
+    ~/.venvs/skyrl3/bin/pip install "tinker==0.16.1"
+    ~/.venvs/skyrl3/bin/pip install --no-deps --ignore-requires-python skyrl==0.3.0
+    ~/.venvs/skyrl4/bin/pip install "tinker==0.25.0"
+    ~/.venvs/skyrl4/bin/pip install --no-deps --ignore-requires-python skyrl==0.4.0
 
 MTRL_SKYRL3_PYTHON and MTRL_SKYRL4_PYTHON name their interpreters when they are elsewhere;
 MTRL_SKYRL_CACHE keeps what JAX compiled (the first run takes minutes more). Then:
@@ -43,6 +43,7 @@ from mtrl_cli.rollout.ports import Sample, SampleRequest, SamplingParams
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import AdamSpec, Capabilities, Datum, LossSpec, ModelSpec
 from mtrl_cli.servers.tinker import TinkerService
+from tests.peers.venvs import interpreter
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -69,7 +70,7 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     short = str(request.param)
-    python = os.environ.get(f"MTRL_SKYRL{short}_PYTHON", f"/opt/venv-skyrl{short}/bin/python")
+    python = str(interpreter(f"skyrl{short}"))
     if not Path(python).exists():
         pytest.skip(f"no skyrl {VERSIONS[short]} at {python}")
     folder = tmp_path_factory.mktemp(f"skyrl{short}")

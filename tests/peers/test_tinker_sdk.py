@@ -4,9 +4,9 @@
 sequences, creates a model by loading, and finishes its session. Each needs an environment of its
 own (about 350 MB), as it pins much:
 
-    python -m venv /opt/venv-tinker16 && /opt/venv-tinker16/bin/pip install tinker==0.16.1
-    python -m venv /opt/venv-tinker25 && /opt/venv-tinker25/bin/pip install tinker==0.25.0
-    python -m venv /opt/venv-tinker38 && /opt/venv-tinker38/bin/pip install tinker==0.38.0
+    python -m venv ~/.venvs/tinker16 && ~/.venvs/tinker16/bin/pip install tinker==0.16.1
+    python -m venv ~/.venvs/tinker25 && ~/.venvs/tinker25/bin/pip install tinker==0.25.0
+    python -m venv ~/.venvs/tinker38 && ~/.venvs/tinker38/bin/pip install tinker==0.38.0
 
 MTRL_TINKER16_PYTHON, MTRL_TINKER25_PYTHON and MTRL_TINKER38_PYTHON name their interpreters when
 they are elsewhere. What is missing is skipped:
@@ -24,15 +24,11 @@ from typing import Any
 import pytest
 
 from tests.local.server_kit import Client, make_base, serving
+from tests.peers.venvs import interpreter
 
 VERSIONS = {"16": "0.16.1", "25": "0.25.0", "38": "0.38.0"}
 
 pytestmark = pytest.mark.peer
-
-
-def interpreter(short: str) -> Path:
-    default = f"/opt/venv-tinker{short}/bin/python"
-    return Path(os.environ.get(f"MTRL_TINKER{short}_PYTHON", default))
 
 
 SCRIPT = r"""
@@ -124,7 +120,7 @@ def answer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
     short = str(request.param)
-    python = interpreter(short)
+    python = interpreter(f"tinker{short}")
     if not python.exists():
         pytest.skip(f"no tinker {VERSIONS[short]} at {python}")
     folder = tmp_path_factory.mktemp("sdk")

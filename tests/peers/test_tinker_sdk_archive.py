@@ -2,8 +2,8 @@
 
 The archive's route is in SDK 0.16.1 and 0.25.0 (0.38.0 has given it up):
 
-    python -m venv /opt/venv-tinker16 && /opt/venv-tinker16/bin/pip install tinker==0.16.1
-    python -m venv /opt/venv-tinker25 && /opt/venv-tinker25/bin/pip install tinker==0.25.0
+    python -m venv ~/.venvs/tinker16 && ~/.venvs/tinker16/bin/pip install tinker==0.16.1
+    python -m venv ~/.venvs/tinker25 && ~/.venvs/tinker25/bin/pip install tinker==0.25.0
 
 MTRL_TINKER16_PYTHON and MTRL_TINKER25_PYTHON name their interpreters when they are elsewhere:
 
@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.local.server_kit import make_base, serving
+from tests.peers.venvs import interpreter
 
 pytestmark = pytest.mark.peer
 
@@ -47,8 +48,7 @@ print(json.dumps({"path": path, "listed": [one.tinker_path for one in listed],
 
 @pytest.mark.parametrize("short", ["16", "25"])
 def test_the_sdk_downloads_what_was_saved(tmp_path: Path, short: str) -> None:
-    default = f"/opt/venv-tinker{short}/bin/python"
-    python = Path(os.environ.get(f"MTRL_TINKER{short}_PYTHON", default))
+    python = interpreter(f"tinker{short}")
     if not python.exists():
         pytest.skip(f"no SDK at {python}")
     base = make_base(tmp_path / "base")

@@ -2,10 +2,10 @@
 
 Needs an environment of its own (2.1 GB), 4 GB of memory, and a minute or two to start Ray:
 
-    python -m venv /opt/venv-twinkle
-    /opt/venv-twinkle/bin/pip install torch==2.13.0
+    python -m venv ~/.venvs/twinkle
+    ~/.venvs/twinkle/bin/pip install torch==2.13.0
     echo torch==2.13.0 > constraints.txt
-    /opt/venv-twinkle/bin/pip install -c constraints.txt 'twinkle-kit[server]==0.5.1' \
+    ~/.venvs/twinkle/bin/pip install -c constraints.txt 'twinkle-kit[server]==0.5.1' \
         'ray[serve]' tinker==0.16.1 'httpx>=0.25' 'openai>=1'
 
 MTRL_TWINKLE_PYTHON names its interpreter when it is elsewhere. Ray opens ports on all interfaces;

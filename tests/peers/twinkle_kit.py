@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PYTHON = Path(os.environ.get("MTRL_TWINKLE_PYTHON", "/opt/venv-twinkle/bin/python"))
+from tests.peers.venvs import interpreter
+
+PYTHON = interpreter("twinkle")
 _MARK = "MTRL_TWINKLE_PEER"
 _START_SECONDS = 300
 
