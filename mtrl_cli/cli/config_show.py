@@ -2,18 +2,20 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config import places
-from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import harmless, table
 from mtrl_cli.runs.files import redacted
 
-_LONGEST = 40
-"""Characters of a value in the table; JSON and YAML have all of it."""
+_LONGEST, _SHORTEST = 40, 16
+"""Characters of a value in the table: where the width is not known, and at least; JSON and YAML
+have all of it."""
 
 
 def show_config(
@@ -47,7 +49,9 @@ def show_config(
         screen.line(json.dumps(redacted(facts, composed.redact), indent=2))
     else:
         rows = [(one.key, _text(one.value), one.where or one.kind) for one in found]
-        for line in table([("key", "value", "from"), *rows]):
+        room = _room_for_values(rows)
+        cut = [(key, _cut(value, room), origin) for key, value, origin in rows]
+        for line in table([("key", "value", "from"), *cut]):
             screen.line(harmless(composed.redact(line)))
     return 0
 
@@ -71,16 +75,24 @@ def list_config(config_dirs: Sequence[Path], *, as_json: bool) -> int:
         screen.line(json.dumps(facts, indent=2))
         return 0
     screen.line("Experiments (conf=NAME):")
-    _print(screen, told.items())
+    _print(screen, list(told.items()))
     screen.line()
     screen.line("Config groups (GROUP=OPTION):")
-    _print(screen, ((group, ", ".join(options)) for group, options in groups.items()))
+    _print(screen, [(group, ", ".join(options)) for group, options in groups.items()])
     return 0
 
 
-def _print(screen: Screen, rows: Iterable[tuple[str, str]]) -> None:
-    for line in table(list(rows) or [("none", "")]):
-        screen.line(harmless(f"  {line}"))
+def _print(screen: Screen, rows: Sequence[tuple[str, str]]) -> None:
+    """Two columns; on a terminal the second one is wrapped within itself."""
+    rows = rows or [("none", "")]
+    width, indent = columns(), 4 + max(len(name) for name, _ in rows)
+    for name, text in rows:
+        text = harmless(text)
+        room = max(width - indent, _SHORTEST) if width else max(len(text), 1)
+        first, *more = textwrap.wrap(text, room, break_long_words=False) or [""]
+        screen.line(f"  {harmless(name):<{indent - 4}}  {first}".rstrip())
+        for line in more:
+            screen.line(" " * indent + line)
 
 
 def _first_comment(file: Path) -> str:
@@ -100,4 +112,17 @@ def _text(value: Any) -> str:
         told = json.dumps(value) if value else str(value)
     else:
         told = str(value)
-    return told if len(told) <= _LONGEST else told[: _LONGEST - 1] + "…"
+    return told
+
+
+def _room_for_values(rows: Sequence[tuple[str, str, str]]) -> int:
+    """What the other two columns leave of the width."""
+    width = columns()
+    if width is None:
+        return _LONGEST
+    others = sum(max(map(len, column)) for column in (*zip(*rows, strict=True),)[::2])
+    return max(width - others - 4, _SHORTEST)
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"

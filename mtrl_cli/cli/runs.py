@@ -32,7 +32,10 @@ def show_runs(runs: Path, *, as_json: bool) -> int:
         Screen(sys.stderr).line(harmless(f"no runs in {runs} (see --runs-dir)"))
     else:
         screen = Screen(sys.stdout)
-        for line in table([_HEADS, *(_row(run, now) for run in found)]):
+        rows = [_HEADS, *(_row(run, now) for run in found)]
+        if not any(run.quarantined for run in found):
+            rows = [row[:-1] for row in rows]
+        for line in table(rows):
             screen.line(line)
         _hint([run.id for run in found if run.status == "lost" and "reaped" not in run.state])
     return 0

@@ -7,6 +7,7 @@ that was issued can still settle.
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ def abilities(environ: Mapping[str, str] | None = None) -> Abilities:
         colour=live and not environ.get("NO_COLOR"),
         unicode=encoding.startswith("utf"),
     )
+
+
+def columns() -> int | None:
+    """The width of standard output; None where it is no terminal."""
+    return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else None
 
 
 def claim_stdout() -> TextIO:

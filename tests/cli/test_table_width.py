@@ -1,0 +1,36 @@
+"""Tables of the configuration fit the terminal; on a pipe they do not depend on one."""
+
+from pathlib import Path
+
+import pytest
+
+from mtrl_cli.config.keys import schema_keys
+from tests.cli.processes import command, environment, mtrl, on_terminal
+
+
+def lines(*arguments: str, cwd: Path, columns: int) -> list[str]:
+    code, written = on_terminal(
+        command(*arguments), cwd=cwd, environ=environment(), size=(40, columns)
+    )
+    assert code == 0
+    assert "\x1b" not in written
+    return written.replace("\r\n", "\n").splitlines()
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_config_show_fits(tmp_path: Path, columns: int) -> None:
+    shown = lines("config", "show", cwd=tmp_path, columns=columns)
+    assert max(map(len, shown)) <= columns
+    values = [key for key, kind in schema_keys().items() if kind != "section"]
+    assert {line.split()[0] for line in shown} >= set(values)
+    whole = "mtrl_cli.tasks.blackjack.env:BlackjackEnvironment"
+    assert any(whole in line for line in shown) == (columns == 140)
+    assert any(line.startswith("seed ") and line.endswith("(packaged)") for line in shown)
+
+
+def test_config_list_wraps_what_experiments_are(tmp_path: Path) -> None:
+    narrow = lines("config", "list", cwd=tmp_path, columns=80)
+    assert max(map(len, narrow)) <= 80
+    piped = mtrl("config", "list", cwd=tmp_path).stdout
+    assert max(map(len, piped.splitlines())) > 80
+    assert " ".join(narrow).split() == piped.split()
