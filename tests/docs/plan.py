@@ -50,9 +50,14 @@ CANNOT: Mapping[str, str] = {
 SERVES = {"mtrl serve": "http://", "mtrl dev e2b-emulator": "export E2B_API_URL="}
 """Lines that serve until Ctrl-C, and what they print when they are ready."""
 
-STEPS = {
+FIGURES = {
     "--step 40": "--step 2",
     "last@20": "last@2",
+    "12/3": "3/1",
+    "group.size=16": "group.size=4",
+    "group.size=8,16": "group.size=2,4",
+    "eval.games=500": "eval.games=20",
+    "train.steps=10": "train.steps=3",
     "train.steps=300": "train.steps=3",
 }
-"""Steps of a long run, and those of a run of two steps."""
+"""Figures of a run that learns, and those of one that is over soon."""
