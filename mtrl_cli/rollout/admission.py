@@ -5,7 +5,7 @@ the group are sampled from. `GroupAdmission.member` derives the `Admission` of o
 refill differs from what it replaces in its sampling seed and in nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -77,6 +77,13 @@ class Admission:
         group = self.group
         return seeds.sampling(
             group.stream, group.run_seed, group.group, self.member, self.refill, turn
+        )
+
+    def turn_seeds(self) -> Callable[[int], int]:
+        """`seed`, for one who asks for many turns."""
+        group = self.group
+        return seeds.sampling_of_turns(
+            group.stream, group.run_seed, group.group, self.member, self.refill
         )
 
 

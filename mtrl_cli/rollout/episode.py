@@ -19,8 +19,7 @@ has collected, or ending early would beat playing. One that fails gets no reward
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtrl_cli.rollout.admission import Admission, Budget
@@ -108,15 +107,19 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
     admission = trajectory.admission
     group, budget, chat, task = admission.group, admission.group.budget, parts.chat, parts.task
 
-    with _environment_time(trajectory):
+    since = time.monotonic()
+    try:
         environment = await borrow_environment(scope, parts.envs)
         observation = await environment.reset(group.task, admission.member)
+    finally:
+        trajectory.seconds_environment += time.monotonic() - since
     harness = await borrow_harness(scope, parts.harnesses, task, group.harness)
     trajectory.opening = await harness.open(group.task, admission.member, observation)
     with own_code(task, "messages"):  # what it returned may be no messages at all
         prompt = chat.prompt(trajectory.opening, task.tools)
     trajectory.tokens = tokens = TokenSequence(prompt)
 
+    seed_of = admission.turn_seeds()
     for turn in range(budget.max_turns):
         room, binding = _room(budget, len(tokens))
         if room < 1:
@@ -126,14 +129,16 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
             tokens=tokens.ids,
             max_tokens=room,
             stop_ids=chat.stop_ids,
-            seed=admission.seed(turn),
+            seed=seed_of(turn),
             sampling=group.sampling,
         )
+        since = time.monotonic()
         try:
-            with _policy_time(trajectory):
-                sample = await parts.policy.sample(request)
+            sample = await parts.policy.sample(request)
         except ContextOverflow:
             return Stop.CONTEXT
+        finally:
+            trajectory.seconds_policy += time.monotonic() - since
         tokens.append_sampled(sample, group.policy)
         said = chat.read(sample.tokens, task.tools)
         parts.observer(TurnSampled(group.group, admission.member, turn, len(sample.tokens)))
@@ -145,8 +150,11 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
             trajectory.turns.append(Turn(said.text, len(sample.tokens), ()))
             return binding if cut else Stop.ANSWER
         # 3.
-        with _environment_time(trajectory):
+        since = time.monotonic()
+        try:
             answered = await _execute(calls, environment, harness)
+        finally:
+            trajectory.seconds_environment += time.monotonic() - since
         trajectory.turns.append(Turn(said.text, len(sample.tokens), answered))
         # 4.
         if answered[-1].done:
@@ -164,32 +172,14 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
     return Stop.MAX_TURNS
 
 
-@contextmanager
-def _policy_time(trajectory: Trajectory) -> Iterator[None]:
-    since = time.monotonic()
-    try:
-        yield
-    finally:
-        trajectory.seconds_policy += time.monotonic() - since
-
-
-@contextmanager
-def _environment_time(trajectory: Trajectory) -> Iterator[None]:
-    since = time.monotonic()
-    try:
-        yield
-    finally:
-        trajectory.seconds_environment += time.monotonic() - since
-
-
 def _room(budget: Budget, used: int) -> tuple[int, Stop]:
     """How many tokens the next turn may sample, and the limit that says so."""
-    return min(
-        (budget.turn_tokens, Stop.TURN_TOKENS),
-        (budget.trajectory_tokens - used, Stop.TRAJECTORY_TOKENS),
-        (budget.context - used, Stop.CONTEXT),
-        key=lambda limit: limit[0],
-    )
+    room, binding = budget.turn_tokens, Stop.TURN_TOKENS
+    if budget.trajectory_tokens - used < room:
+        room, binding = budget.trajectory_tokens - used, Stop.TRAJECTORY_TOKENS
+    if budget.context - used < room:
+        room, binding = budget.context - used, Stop.CONTEXT
+    return room, binding
 
 
 async def _execute(

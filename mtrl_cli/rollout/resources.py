@@ -20,11 +20,10 @@ import asyncio
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from mtrl_cli.rollout.events import BorrowChanged, Observer, ignore
 from mtrl_cli.rollout.lending import Lender
@@ -110,14 +109,10 @@ class RolloutResources:
         """Live borrows by kind."""
         return Counter(borrow.kind for borrow in self._live.values())
 
-    @asynccontextmanager
-    async def scope(self, owner: str) -> AsyncIterator["Scope"]:
-        """A scope that returns what was borrowed in it, also under cancellation."""
-        scope = Scope(self, owner)
-        try:
-            yield scope
-        finally:
-            await finish(scope.settle())
+    def scope(self, owner: str) -> "Scope":
+        """A scope that, when it is left, returns what was borrowed in it, also under
+        cancellation."""
+        return Scope(self, owner)
 
     async def settle(self) -> tuple[Borrow, ...]:
         """Wait once more, within patience, for what comes back late; return what is quarantined.
@@ -216,6 +211,13 @@ class _Loan(Generic[T]):
     """What was made, once the scope's owner has it."""
 
 
+class _Operation(NamedTuple, Generic[T]):
+    on: object
+    """What it works on; None where that is not known."""
+    waiter: "asyncio.Future[T]"
+    """Gets its outcome. Who awaits this and is cancelled leaves the operation alone."""
+
+
 @dataclass(slots=True)
 class Scope:
     """The borrows of one owner, and the operations in flight on them."""
@@ -223,9 +225,15 @@ class Scope:
     resources: RolloutResources
     owner: str
     _loans: "list[_Loan[Any]]" = field(default_factory=list)
-    _operations: "dict[asyncio.Future[Any], object]" = field(default_factory=dict)
-    """What each operation in flight works on; None where that is not known."""
+    _operations: "dict[asyncio.Future[Any], _Operation[Any]]" = field(default_factory=dict)
+    """Those in flight."""
     _settled: bool = False
+
+    async def __aenter__(self) -> "Scope":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await finish(self.settle())
 
     async def borrow(self, lender: Lender[T]) -> T:
         """Borrow one thing until the scope is left.
@@ -240,7 +248,7 @@ class Scope:
         self._loans.append(loan)
         try:
             # A cancelled waiter leaves the making alone: what it makes must be known.
-            thing = await asyncio.shield(making)
+            thing: T = await self._operations[making].waiter
         except asyncio.CancelledError:
             lender.unwanted(borrow.key)
             raise
@@ -264,37 +272,42 @@ class Scope:
         if self._settled and inspect.iscoroutine(operation):
             operation.close()  # refused below: it will not be awaited
         self._check_open("use what was returned")
-        return await asyncio.shield(self._operation(operation, on))
+        outcome: T = await self._operations[self._operation(operation, on)].waiter
+        return outcome
 
     async def settle(self) -> None:
         """Return everything; see the module's docstring. Idempotent."""
         self._settled = True
         interruptible = {id(loan.thing) for loan in self._loans if loan.lender.interruptible}
-        for operation, on in self._operations.items():
-            if id(on) in interruptible:
-                operation.cancel()
+        for task, operation in self._operations.items():
+            if id(operation.on) in interruptible:
+                task.cancel()
         await self._await_operations()
         loans, self._loans = self._loans, []
-        if loans:
+        if len(loans) == 1:
+            await self._return(loans[0])
+        elif loans:
             await asyncio.gather(*(self._return(loan) for loan in reversed(loans)))
 
     async def _await_operations(self) -> None:
         if self._operations:
             await asyncio.wait(self._operations, timeout=self.resources.patience)
         if self._operations:
-            for operation in self._operations:
-                operation.cancel()
+            for task in self._operations:
+                task.cancel()
             await asyncio.wait(self._operations, timeout=_CANCEL_SECONDS)
 
     async def _return(self, loan: "_Loan[Any]") -> None:
         busy = {
             task
-            for task, on in self._operations.items()
+            for task, (on, _) in self._operations.items()
             if not task.done() and (on is None or on is loan.thing or on is loan.borrow)
         }
         patience = loan.lender.patience or self.resources.patience
         work = asyncio.ensure_future(self._give_back(loan, busy))
-        await asyncio.wait({work}, timeout=0 if busy else patience)
+        await asyncio.sleep(0)  # most returns end at once, and need no timer
+        if not work.done():
+            await asyncio.wait({work}, timeout=0 if busy else patience)
         if work.done():
             return
         reason = "an operation on it has not ended" if busy else "its return has not ended"
@@ -339,15 +352,24 @@ class Scope:
         self.resources.change(loan.borrow, Holding.QUARANTINED, reason=reason, remedy=remedy)
 
     def _operation(self, work: Awaitable[T], on: object) -> "asyncio.Future[T]":
-        task = asyncio.ensure_future(work)
-        self._operations[task] = on
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work) if inspect.iscoroutine(work) else asyncio.ensure_future(work)
+        self._operations[task] = _Operation(on, loop.create_future())
         task.add_done_callback(self._operation_ended)
         return task
 
     def _operation_ended(self, task: "asyncio.Future[Any]") -> None:
-        self._operations.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # retrieved: the waiter may be gone
+        # As `asyncio.shield` would, in one callback: this is the core's most frequent work.
+        waiter = self._operations.pop(task).waiter
+        error = None if task.cancelled() else task.exception()  # retrieved: nobody may wait
+        if waiter.done():
+            return
+        if task.cancelled():
+            waiter.cancel()
+        elif error is not None:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(task.result())
 
     def _check_open(self, what: str) -> None:
         if self._settled:

@@ -11,7 +11,7 @@ Rules, each checked when a span is appended (nothing is invented):
 - the server's echo of the context, where there is one, equals what was sent plus what was sampled;
 - the weights that the server says it used are the policy that was asked for.
 
-Storage is 4 bytes an id plus 4 bytes a logprob of a sampled token.
+Storage is 4 bytes an id, 4 bytes a logprob of a sampled token and 5 bytes a span.
 """
 
 import math
@@ -41,15 +41,20 @@ class Span:
     end: int
 
 
+_KINDS = (SpanKind.PROMPT, SpanKind.SAMPLED, SpanKind.BRIDGE)
+_PROMPT, _SAMPLED, _BRIDGE = range(3)
+
+
 class TokenSequence:
     """The tokens of one trajectory."""
 
-    __slots__ = ("_ids", "_logprobs", "_spans")
+    __slots__ = ("_ends", "_ids", "_kinds", "_logprobs")
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._ids = array("i", prompt)
         self._logprobs = array("f")
-        self._spans = [Span(SpanKind.PROMPT, 0, len(self._ids))]
+        self._kinds = bytearray((_PROMPT,))  # of each span, an index of _KINDS
+        self._ends = array("i", (len(self._ids),))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -66,7 +71,11 @@ class TokenSequence:
 
     @property
     def spans(self) -> Sequence[Span]:
-        return tuple(self._spans)
+        starts = (0, *self._ends[:-1])
+        return tuple(
+            Span(_KINDS[kind], start, end)
+            for kind, start, end in zip(self._kinds, starts, self._ends, strict=True)
+        )
 
     @property
     def sampled_count(self) -> int:
@@ -75,7 +84,7 @@ class TokenSequence:
     def sampled_spans(self) -> Iterator[tuple[Span, int]]:
         """Each sampled span, with the index of its first logprob in `sampled_logprobs`."""
         offset = 0
-        for span in self._spans:
+        for span in self.spans:
             if span.kind is SpanKind.SAMPLED:
                 yield span, offset
                 offset += span.end - span.start
@@ -90,17 +99,17 @@ class TokenSequence:
         _check_logprobs(sample)
         if sample.echo is not None:
             _check_echo(sample.echo, self._ids, sample.tokens)
-        self._append(SpanKind.SAMPLED, sample.tokens)
+        self._append(_SAMPLED, sample.tokens)
         self._logprobs.extend(sample.logprobs)
 
     def append_bridge(self, ids: Sequence[int]) -> None:
         """Append what the template inserts between two turns: mask 0, no logprob."""
-        self._append(SpanKind.BRIDGE, ids)
+        self._append(_BRIDGE, ids)
 
-    def _append(self, kind: SpanKind, ids: Sequence[int]) -> None:
-        start = len(self._ids)
+    def _append(self, kind: int, ids: Sequence[int]) -> None:
         self._ids.extend(ids)
-        self._spans.append(Span(kind, start, len(self._ids)))
+        self._kinds.append(kind)
+        self._ends.append(len(self._ids))
 
 
 def _check_policy(sample: Sample, policy: str) -> None:
@@ -116,6 +125,10 @@ def _check_logprobs(sample: Sample) -> None:
             "bad_logprobs",
             f"the server returned {len(sample.tokens)} tokens and {len(sample.logprobs)} logprobs",
         )
+    # A sum is finite only if all of its terms are; that it may overflow costs a second look.
+    highest = max(sample.logprobs, default=0.0)
+    if math.isfinite(sum(sample.logprobs)) and highest <= LOGPROB_ALLOWANCE:
+        return
     for position, logprob in enumerate(sample.logprobs):
         if not (math.isfinite(logprob) and logprob <= LOGPROB_ALLOWANCE):
             raise RefusedTrajectory(

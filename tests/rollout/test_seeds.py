@@ -31,3 +31,12 @@ def test_the_seeds_of_a_long_run_and_of_its_evaluation_are_disjoint() -> None:
 def test_evaluation_seeds_do_not_depend_on_the_run(seed: int, index: int) -> None:
     assert seeds.evaluation_task(seed, index) == seeds.derive("task/eval", seed, index)
     assert 0 <= seeds.evaluation_task(seed, index) < 2**seeds.SEED_BITS
+
+
+@given(st.text(max_size=8), INDEX, INDEX, st.integers(0, 64), st.integers(0, 3), INDEX)
+def test_the_seeds_of_a_trajectorys_turns_are_those_of_each_turn(
+    stream: str, run_seed: int, group: int, member: int, refill: int, turn: int
+) -> None:
+    of_turns = seeds.sampling_of_turns(stream, run_seed, group, member, refill)
+    for one in (0, turn, 0):
+        assert of_turns(one) == seeds.sampling(stream, run_seed, group, member, refill, one)
