@@ -20,6 +20,10 @@ from urllib.parse import urlsplit
 
 from mtrl_cli.config.schema import LossReduction, ServerConfig, ServerKind, Snapshots
 
+EMBEDDED_WINDOW = {"mtrl-tiny": 2048}
+"""Tokens that the embedded server's own models take, so that a configuration beyond them is
+refused before anything is begun. A model that is not here is asked for when it is served."""
+
 _HOSTED = "thinkingmachines.dev"
 
 

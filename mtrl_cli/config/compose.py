@@ -42,6 +42,8 @@ from mtrl_cli.config.secrets import (
 _PRIMARY = "mtrl_experiment"
 """Under this name the experiment's file is handed to Hydra; no file of a user is called so."""
 
+_BEYOND = 2**64
+
 _lock = threading.Lock()
 _dirs: list[Path] = []
 """Folders after the first one, which is Hydra's own argument."""
@@ -232,6 +234,9 @@ def _typed(
                 hint=f"write its keys below it, or choose an option in the defaults list: "
                 f"`- override {section}: NAME`",
             )
+    for key, value, _ in leaves(container):
+        if isinstance(value, int) and abs(value) >= _BEYOND:  # also for OmegaConf, where it ends
+            raise ConfigError(f"{key}: a number far beyond every bound", at=draft.origin(key))
     try:
         config = OmegaConf.merge(schema, container)
         # A merge keeps the schema's default where a file says `???`: state the gap again.

@@ -79,7 +79,7 @@ def _parse(argument: str, shown: str) -> Override:
         # One at a time: the parser's errors do not say which override they are about.
         override = OverridesParser.create().parse_overrides([argument])[0]
         sweeps = override.is_sweep_override()
-    except HydraException as error:
+    except (HydraException, ValueError, RecursionError) as error:
         secret = shown != argument
         reason = "" if secret else f": {_reason(error)}"
         key = shown.partition("=")[0]
@@ -99,13 +99,13 @@ def _parse(argument: str, shown: str) -> Override:
     return override
 
 
-def _reason(error: HydraException) -> str:
+def _reason(error: Exception) -> str:
     """What the parser stumbled over, without its frame of repetition and links."""
     frame = ("Error parsing override", "See ")
     lines = [line for line in str(error).splitlines() if not line.startswith(frame)]
     if not lines or lines[0].startswith("LexerNoViableAltException"):
         return "a character that the grammar does not know"
-    return lines[0].partition(" expecting {")[0]
+    return lines[0].partition(" expecting {")[0].partition(";")[0]
 
 
 def _group_choice(

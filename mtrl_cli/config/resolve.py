@@ -40,9 +40,16 @@ def resolve(composed: Composed, *, secrets: bool = True) -> Experiment:
         config = config.copy()
         for key, _, secret in leaves(composed.container):
             if secret:
-                OmegaConf.update(config, key, MASK)
+                try:
+                    OmegaConf.update(config, key, MASK)
+                except OmegaConfBaseException as error:  # a section, and no section was given
+                    raise schema_error(error, composed) from error
     try:
         experiment = OmegaConf.to_object(config)
+    except OverflowError as error:
+        raise ConfigError(
+            f"an interpolation makes a number beyond every bound ({error})"
+        ) from error
     except OmegaConfBaseException as error:
         raise _unresolved(error, composed) from error
     assert isinstance(experiment, Experiment)

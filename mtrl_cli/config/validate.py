@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from mtrl_cli.config.assumed import EMBEDDED_WINDOW
 from mtrl_cli.config.losses import loss_problems
 from mtrl_cli.config.sandboxes import sandbox_limits
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind, Snapshots
@@ -47,9 +48,14 @@ _DECAY = Bound(lambda value: 0 <= value < 1, "at least 0 and below 1")
 _TOP_K = Bound(lambda value: value == -1 or value >= 1, "-1 (off) or at least 1")
 _ANY = Bound(lambda value: True, "any finite number")
 
+LARGEST_INTEGER = 2**53
+"""Of every key that is an integer: JSON's own limit, where it is to be exact."""
+LARGEST_NUMBER = 1_000_000_000
+"""Of every other number: 31 years, where it is seconds; clocks and threads take no more."""
+
 BOUNDS: dict[str, Bound] = {
     "seed": _at_least(0),
-    "server.context": _at_least(2),
+    "server.context": _between(2, 10_000_000),
     "server.connections": _at_least(1),
     "server.sample_timeout": _above(0),
     "server.training_timeout": _above(0),
@@ -82,7 +88,7 @@ BOUNDS: dict[str, Bound] = {
     "train.warmup_steps": _at_least(0),
     "train.beta1": _DECAY,
     "train.beta2": _DECAY,
-    "train.eps": _above(0),
+    "train.eps": _between(1e-30, 1),
     "train.weight_decay": _between(0, 1_000_000),
     "train.grad_clip_norm": _between(0, 1_000_000),
     "train.kl": _between(0, 1_000_000),
@@ -123,12 +129,16 @@ def validate(experiment: Experiment, *, training: bool = True) -> list[str]:
 def _ranges(experiment: Experiment) -> Iterator[str]:
     for key, bound in BOUNDS.items():
         value = _get(experiment, key)
-        if value is not None and not (math.isfinite(value) and bound.holds(value)):
+        if value is None:
+            continue
+        if not (_finite(value) and bound.holds(value)):
             yield _problem(key, value, bound.allowed)
+        elif abs(value) > (most := LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER):
+            yield _problem(key, value, f"at most {most:,}")
     wrong = [
         _problem(f"train.loss_config.{name}", value, _ANY.allowed)
         for name, value in experiment.train.loss_config.items()
-        if not isinstance(value, int | float) or not math.isfinite(value)
+        if not isinstance(value, int | float) or not _finite(value)
     ]
     yield from wrong or (
         _problem(f"train.loss_config.{name}", value, allowed)
@@ -182,6 +192,11 @@ def _across(experiment: Experiment) -> Iterator[str]:
             )
         if server.dedupes:
             yield _problem("server.dedupes", "true", "false: Twinkle executes what it gets twice")
+    if server.kind is ServerKind.local and server.base_url is None:
+        window = EMBEDDED_WINDOW.get(server.base_model)
+        if window is not None and server.context > window:
+            allowed = f"at most {window:,}, the window of {server.base_model}"
+            yield _problem("server.context", server.context, allowed)
     yield from _environment(experiment.env)
     if budget.trajectory_tokens > server.context:
         yield _problem(
@@ -254,6 +269,14 @@ def _for_training(experiment: Experiment) -> Iterator[str]:
             yield _problem("group.top_p", group.top_p, f"1.0 for training: {why}")
 
 
+def _finite(value: float) -> bool:
+    """Also of integers that no float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def _get(experiment: Experiment, key: str) -> Any:
     value: Any = experiment
     for part in key.split("."):
@@ -263,6 +286,8 @@ def _get(experiment: Experiment, key: str) -> Any:
 
 def _problem(key: str, value: Any, allowed: str) -> str:
     number = isinstance(value, int | float)
+    if number and isinstance(value, int) and not _finite(value):
+        return f"{key} is a number of more than 300 digits; allowed: {allowed}"
     shown = "null" if value is None else f"{value:g}" if number else repr(value)
     if number and not math.isfinite(value):
         shown += ", which is not a number" if math.isnan(value) else ", which is not finite"

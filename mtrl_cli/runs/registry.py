@@ -1,11 +1,12 @@
 """The runs under a folder: listed, and found by what a person types.
 
 A run is a folder that holds a ``run.json``. Names are only compared with what the folder lists,
-and symbolic links are not followed, so no name leads out of it. The one exception is ``latest``,
-whose target must be such a name again.
+and symbolic links are not followed, so no name leads out of it, and no file in a run either. The
+one exception is ``latest``, whose target must be such a name again.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +88,12 @@ def find_run(runs: Path, asked: str) -> RunRecord:
     """
     names = run_names(runs)
     if asked == "last":
-        return read_run(runs / _last(runs, names))
+        return read_run(without_links(runs / _last(runs, names)))
     found = [name for name in names if asked and _goes_by(name, asked)]
     if asked in names:
         found = [asked]
     if len(found) == 1:
-        return read_run(runs / found[0])
+        return read_run(without_links(runs / found[0]))
     if found:
         raise NoSuchRun(
             f"{asked!r} names {len(found)} runs in {runs}: {_listed(found)}; write more of the id"
@@ -105,7 +106,28 @@ def find_run(runs: Path, asked: str) -> RunRecord:
 def newest_trained(runs: Path) -> RunRecord | None:
     """The newest run that trains: what ``last`` means where no other run will do."""
     every = (read_run(runs / name) for name in run_names(runs))
-    return next((run for run in every if run.state.get("kind") == "train"), None)
+    run = next((run for run in every if run.state.get("kind") == "train"), None)
+    if run is not None:
+        without_links(run.path)
+    return run
+
+
+def without_links(path: Path) -> Path:
+    """A run's folder in which every file is its own: mtrl makes no links in one, and a folder that
+    came from somewhere else must not lead a reader, or a writer, out of it.
+
+    Raises:
+        MtrlError: there is a symbolic link.
+    """
+    for folder in (path, path / "control", path / "trajectories"):
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue  # what needs it says so
+        for entry in entries:
+            if entry.is_symlink():
+                raise MtrlError(f"{entry.path} is a symbolic link; mtrl follows none: remove it")
+    return path
 
 
 def run_at(asked: str, told: str, *, last: bool = False) -> tuple[str, int | None]:

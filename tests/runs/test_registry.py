@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from mtrl_cli.cli.app import app
+from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs import processes
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.liveness import surely_gone
-from mtrl_cli.runs.registry import NoSuchRun, find_run, list_runs, read_run
+from mtrl_cli.runs.registry import NoSuchRun, find_run, list_runs, newest_trained, read_run
 from tests.cli.processes import environment, mtrl
 from tests.runs.dead import amend, dead_run
 
@@ -215,3 +218,49 @@ def test_listing_and_cancelling_import_nothing_heavy(runs: Path) -> None:
         check=True,
     )
     assert ended.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ledger.jsonl", "run.json.tmp", "report.html", "heartbeat", "control", "control/stop.json",
+     "trajectories", "trajectories/step-000001.jsonl.gz"],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["show", "report", "cancel", "verify", "trajectory", "resume"])
+def test_a_link_in_a_run_is_followed_by_nobody(runs: Path, name: str, command: str) -> None:
+    """Neither read nor written: what it leads to is as it was."""
+    secret = runs.parent / "secret"
+    if "." in name or name == "heartbeat":
+        secret.write_text("the secret")
+    else:
+        secret.mkdir()
+    (runs / SECOND / "run.json").write_text('{"status": "running", "kind": "train"}')
+    link = runs / SECOND / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(secret)
+    words = ["train", "--resume", "b1c2"] if command == "resume" else [command, "b1c2"]
+    words += ["--runs-dir", str(runs)]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 1, told.output
+    assert "is a symbolic link; mtrl follows none" in told.output
+    assert "the secret" not in told.output
+    if secret.is_file():
+        assert secret.read_text() == "the secret"
+    else:
+        assert list(secret.iterdir()) == []
+
+
+def test_last_is_no_way_around(runs: Path) -> None:
+    (runs / SECOND / "run.json").write_text('{"status": "finished", "kind": "train"}')
+    (runs / SECOND / "commits.jsonl").symlink_to("/etc/passwd")
+    for find in (lambda: find_run(runs, "last"), lambda: newest_trained(runs)):
+        with pytest.raises(MtrlError, match="symbolic link"):
+            find()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["..", "../runs", "/etc", "b1c2/../b1c2", "b1c2\x00", "b1c2@1", "%2e%2e", "~", "*", "\n"],
+)
+def test_no_name_leads_out(runs: Path, asked: str) -> None:
+    with pytest.raises(NoSuchRun):
+        find_run(runs, asked)
