@@ -14,6 +14,7 @@ MTRL_TRANSFERQUEUE_PYTHON names its interpreter when it is elsewhere.
 import json
 import math
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,15 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not PYTHON.is_file(), reason=f"no {PYTHON}: see the module's docstring"),
 ]
+
+ENV = {
+    **os.environ,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray gives its workers the lowest priority, which starves them where others are busy.
+    "RAY_worker_niceness": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 
 TRAINER = """
 import json, sys
@@ -77,8 +87,6 @@ class Trainer:
     """A trainer's process, with a Ray cluster of its own."""
 
     def __init__(self, folder: Path, mode: str) -> None:
-        # Ray gives its workers the lowest priority, which starves them where others are busy.
-        env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         # The paths of Ray's sockets are long already.
         self._ray = tempfile.mkdtemp(prefix="ray")
         self._log = folder / "trainer.log"
@@ -89,7 +97,7 @@ class Trainer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=env,
+                env=ENV,
                 start_new_session=True,
             )
         self.address = ""
@@ -141,7 +149,7 @@ def export(runs: Path, trainer: Trainer) -> tuple[int, str]:
         timeout=600,
         check=False,
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        env=ENV,
     )
     assert done.stdout == ("train\n" if done.returncode == 0 else "")
     return done.returncode, done.stderr
