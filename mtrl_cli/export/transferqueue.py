@@ -4,6 +4,7 @@ The queue is the trainer's: it runs in the trainer's Ray cluster and must be the
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -53,14 +54,13 @@ def connected(address: str) -> Iterator[TransferQueue]:
         UsageError: the package is missing, or there is no cluster or no queue.
         MtrlError: the queue failed in the block.
     """
+    os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")  # its warnings are about its own threads
     try:
         import ray
         import transfer_queue
     except ImportError as error:
         needs = "pip install 'mtrl-cli[transferqueue]'"
         raise UsageError(f"--format transferqueue: {error}: {needs}") from error
-    for name in ("ray", "transfer_queue"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
