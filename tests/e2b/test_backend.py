@@ -199,7 +199,18 @@ async def test_a_plan_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in limited.environ().items():
             monkeypatch.setenv(name, value)
         async with rig(limited, at_once=4, per_second=15, longest=200.0, life=1000.0) as use:
-            await asyncio.gather(*(play(use, f"t{number}") for number in range(12)))
+            opened, all_of_it = 0, asyncio.Event()
+
+            async def one(number: int) -> None:
+                nonlocal opened
+                async with use.environment(f"t{number}") as environment:
+                    await environment.reset(SAMPLE, 0)
+                    opened += 1
+                    if opened == 4:
+                        all_of_it.set()
+                    await all_of_it.wait()
+
+            await asyncio.gather(*(one(number) for number in range(12)))
         assert limited.counts()["most"] == 4
         assert len(limited.seen("create")) == 12
     nothing_left(use)
