@@ -150,6 +150,7 @@ def test_an_unknown_server_is_warned_of_and_left_without_gradients(
     assert "k-123456" not in found.text
 
 
+@pytest.mark.long
 def test_a_server_that_keeps_gradients_to_itself_is_not_stepped(
     world: World, server: ScriptedPolicyServer
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_server_that_is_not_to_be_had(
     assert not (world.folder / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_secret_that_is_not_set_skips_what_needs_it(
     world: World, server: ScriptedPolicyServer
 ) -> None:
@@ -241,6 +243,7 @@ def test_a_trainer_that_disagrees_is_a_failure_and_its_model_is_unloaded(world: 
         assert (dict(server.models), found["returned"]) == ({}, ["OK"])
 
 
+@pytest.mark.long
 def test_a_training_call_of_unknown_outcome(world: World, server: ScriptedPolicyServer) -> None:
     server.faults.add("forward_backward", faults.drop_reply())
     found = doctor(world, *at(server), **KEY)
@@ -270,6 +273,7 @@ def test_a_twinkle_server(world: World) -> None:
 # --- environments ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_server_of_environments_that_is_started(world: World) -> None:
     found = doctor(world, "env=openenv_served", "run.concurrency=2")
     assert (found.code, found["environment"]) == (0, ["OK"]), found.text
@@ -290,6 +294,7 @@ def test_a_remote_server_of_environments(world: World) -> None:
     assert found["episode"] == ["OK", "OK", "OK"]
 
 
+@pytest.mark.long
 def test_a_remote_server_that_is_not_there(world: World) -> None:
     nowhere = ("env=openenv_remote", 'env.base_url="http://127.0.0.1:9"')
     found = doctor(world, *nowhere, "env.open_timeout=2", "--no-training")
@@ -328,7 +333,10 @@ TASK = (
 
 @pytest.mark.parametrize(
     ("reset", "code", "says"),
-    [("pass", 0, "it ignores its seed"), ("raise ValueError('no cards')", 1, "no cards")],
+    [
+        ("pass", 0, "it ignores its seed"),
+        pytest.param("raise ValueError('no cards')", 1, "no cards", marks=pytest.mark.long),
+    ],
 )
 def test_an_environment_that_is_not_well(world: World, reset: str, code: int, says: str) -> None:
     (world.folder / "game.py").write_text(GAME.replace("{reset}", reset))
@@ -338,6 +346,7 @@ def test_an_environment_that_is_not_well(world: World, reset: str, code: int, sa
     assert found["sample"][0] == "OK"
 
 
+@pytest.mark.long
 def test_sandboxes_and_the_orphans_of_a_dead_run(world: World) -> None:
     pytest.importorskip("e2b")
     with E2BEmulator() as service:
@@ -371,7 +380,12 @@ asyncio.run(AsyncSandbox.create("base", metadata={"mtrl": "sandbox", "mtrl_run":
         pytest.param(("group.size=1",), "configuration", "group.size is 1", marks=pytest.mark.long),
         (("server.tokenizer=nowhere.json",), "tokenizer", "no such file"),
         pytest.param(("server.renderer=gpt-oss",), "tokenizer", "cannot", marks=pytest.mark.long),
-        (("task.entrypoint=no.such:Task",), "task", "there is no module 'no'"),
+        pytest.param(
+            ("task.entrypoint=no.such:Task",),
+            "task",
+            "there is no module 'no'",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_is_wrong_here_is_told_and_what_needs_it_is_skipped(
@@ -411,6 +425,7 @@ def test_ctrl_c_gives_everything_back(world: World, server: ScriptedPolicyServer
     assert not (world.folder / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_killed_doctor_is_a_dead_run_that_the_next_one_finds(
     world: World, server: ScriptedPolicyServer
 ) -> None:
