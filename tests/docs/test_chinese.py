@@ -1,5 +1,5 @@
-"""Each Chinese document has the headings, the commands, the code and the tables' first columns of
-its English one, so that neither changes alone."""
+"""Each Chinese document has the headings, commands, code, list items and first columns of tables
+of its English one, so that neither changes alone."""
 
 import re
 
@@ -14,6 +14,7 @@ TWINS = {
 _WRITTEN = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 """Tables that a program writes stand in the English document alone."""
 _ROW = re.compile(r"^\| (.+?) (?<!\\)\|", re.MULTILINE)
+_ITEM = re.compile(r"^(?:- |\d+\. )", re.MULTILINE)
 _COMMENT = re.compile(r"\s*(#.*|\"\"\".*)$", re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")
 
@@ -45,6 +46,7 @@ def test_a_chinese_document_follows_its_english_one(name: str) -> None:
     assert [level for level, _ in chinese.headings] == [level for level, _ in english.headings]
     assert [line.text for line in fenced(chinese)] == [line.text for line in fenced(english)]
     assert code(chinese) == code(english)
+    assert len(_ITEM.findall(chinese.prose)) == len(_ITEM.findall(english.prose))
     assert first_cells(chinese) == first_cells(english)
 
 
