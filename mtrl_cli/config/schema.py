@@ -280,7 +280,8 @@ class TrainConfig:
     turn, 1 or more samples the next groups while a step trains."""
     checkpoint_every: int = 25
     """Steps between saved training states, which a resume can begin at; the last step of a run or
-    of a drain has one too. 0 saves none: a resume then begins anew."""
+    of a drain has one too. 0 saves one at a drain only: a resume after anything else begins
+    anew."""
 
 
 @dataclass(frozen=True)

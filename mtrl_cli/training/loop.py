@@ -7,7 +7,7 @@ compute advantages, forward/backward, audit, optimizer step, publish, commit. Wh
 sends nothing. After a drain request nothing is admitted; what was issued is still trained,
 published and committed. The last commit of a run, of a drain, and every
 ``train.checkpoint_every``-th one has a training state, saved before its line is written: that is
-where a resume can begin.
+where a resume can begin. With ``train.checkpoint_every: 0`` only a drain's has one.
 
 On a server whose snapshots do not last, nothing may be in flight while they change: before the
 optimizer step where sampling uses the live weights, before publishing where only the newest
@@ -41,7 +41,7 @@ from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
-from mtrl_cli.training.events import PhaseStarted, StepFinished
+from mtrl_cli.training.events import Notice, PhaseStarted, StepFinished
 from mtrl_cli.training.games import (
     Evaluations,
     evaluation_metrics,
@@ -111,6 +111,7 @@ class TrainingLoop:
         plan, operations, policy = self._plan, self._operations, start.policy
         audit = Audit(plan.audit, plan.loss, self._service, self._observer, start.committed)
         snapshots = self._service.capabilities.snapshots
+        await self._evaluate_lost(start)
         async with self._admitting(), self._driver(start) as driver:
             for step in range(start.step, plan.steps):
                 clock = Stopwatch()
@@ -248,8 +249,9 @@ class TrainingLoop:
         return PolicySnapshot(await self._operations.publish(name), step)
 
     async def _save_state(self, step: int, *, last: bool) -> str | None:
-        every = self._plan.checkpoint_every
-        if not every or ((step + 1) % every and not last):
+        every, drained = self._plan.checkpoint_every, last and self._stop.draining
+        due = every and (last or not (step + 1) % every)
+        if not (due or drained):
             return None
         name = snapshot_name(self._folder.id, self._folder.attempt, step + 1)
         return await self._operations.save_state(name)
@@ -286,13 +288,29 @@ class TrainingLoop:
         self._totals.steps += 1
         self._observer(StepFinished(step + 1, self._plan.steps, policy.uri, figures))
 
+    async def _evaluate_lost(self, start: Start) -> None:
+        """The last evaluation that was due before a resume, where a stop or a kill has kept it
+        from being recorded."""
+        every = self._plan.evaluate_every
+        step = start.step // every * every if every else 0
+        if not step or Evaluations(self._folder.path).read(_label(step)) is not None:
+            return
+        policy, then = start.policy, start.history.at(step)
+        if step < start.step and then is not None:
+            if self._service.capabilities.snapshots != "immutable":
+                text = f"the evaluation of step {step} was cut off, and its policy is gone"
+                self._observer(Notice(text))
+                return
+            policy = PolicySnapshot(then.policy, then.policy_step)
+        await self._evaluate_during(step - 1, policy)
+
     async def _evaluate_during(self, step: int, policy: PolicySnapshot) -> None:
         every = self._plan.evaluate_every
         if not every or (step + 1) % every or step + 1 == self._plan.steps or self._stop.draining:
             return
         evaluation: EvaluationPlan = self._plan.evaluation_during
         self._observer(PhaseStarted("evaluation", step + 1))
-        label = f"step {step + 1}"
+        label = _label(step + 1)
         played = await until_drain(
             evaluate(
                 self._rollout, self._task, policy, evaluation, run=self._folder.id, label=label
@@ -304,3 +322,8 @@ class TrainingLoop:
         result = Evaluations(self._folder.path).record(played, against="before")
         self._record_metrics(step + 1, evaluation_metrics(result))
         self._observer(result)
+
+
+def _label(step: int) -> str:
+    """Of the evaluation of a step's policy during training."""
+    return f"step {step}"

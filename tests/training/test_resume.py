@@ -1,6 +1,7 @@
 """Resuming on a scripted server: what is asked of it, what stands, which groups are played."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.takeover import StillRunning
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.events import RunFinished, StepFinished
+from mtrl_cli.training.events import Resumable, RunFinished, StepFinished
 from mtrl_cli.training.run import resume, train
 from tests.training.runs import experiment
 from tests.training.test_end_to_end import Player
@@ -115,6 +116,48 @@ async def test_a_drained_run_has_a_state_at_its_last_commit_and_goes_on_there(
     assert admitted(folder, 2) == list(range(drained * PER_STEP, 6 * PER_STEP))
     # 2 members of 3 turns: no group was sampled but those that were left.
     assert turns(server) - sampled == len(admitted(folder, 2)) * 2 * 3
+
+
+async def test_a_drain_saves_a_state_also_where_none_is_saved_otherwise(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(sampler=Player()) as server:
+        declared, yaml = made(server, tmp_path, "train.steps=4", "train.checkpoint_every=0")
+        stop = StopRequest()
+        first = await train(declared, yaml, observer=stopping(stop, 1), stop=stop)
+        folder = folder_of(tmp_path)
+        drained, attempt, state = stands(folder)[-1]
+        assert (attempt, state) == (1, True)
+        assert drained < 4
+        assert [has for _, _, has in stands(folder)[:-1]] == [False] * drained
+        assert first.resumable == Resumable(drained, drained)
+        finished = await go_on(folder, declared)
+    assert finished.steps == 4
+    assert stands(folder)[-1] == (4, 2, False)  # the end of a run is no drain
+    assert consumed(folder) == list(range(4 * PER_STEP))
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+async def test_an_evaluation_that_a_stop_cut_off_is_made_at_the_resume(
+    tmp_path: Path, steps: int
+) -> None:
+    """Its step is committed, so nothing else would ever repeat it. The drain commits one more."""
+    options = (f"train.steps={steps}", "train.checkpoint_every=2", "eval.every=2", "eval.games=3",
+               "eval.games_during=3")  # fmt: skip
+    async with ScriptedPolicyServer(sampler=Player()) as server:
+        declared, yaml = made(server, tmp_path, *options)
+        stop = StopRequest()
+        await train(declared, yaml, observer=stopping(stop, 2), stop=stop)
+        folder = folder_of(tmp_path)
+        assert stands(folder)[-1] == (3, 1, True)
+        evaluations = folder / "evaluations"
+        assert sorted(path.name for path in evaluations.iterdir()) == ["before.json"]
+        finished = await go_on(folder, declared)
+    assert finished.status == "finished"
+    names = ["after.json", "before.json", "step-2.json"]
+    assert sorted(path.name for path in evaluations.iterdir()) == names
+    lines = [line for line in read_records(folder / "metrics.jsonl") if "eval/mean" in line]
+    assert [(line["step"], line["attempt"]) for line in lines] == [(2, 2)]
+    played = json.loads((evaluations / "step-2.json").read_text())
+    assert played["policy"] == read_history(folder / "commits.jsonl").commits[2].policy
 
 
 async def test_a_failed_run_goes_back_to_its_last_state_and_voids_what_came_after(
