@@ -5,6 +5,7 @@ a key that no YAML file should have is refused wherever it stands. Nothing is re
 the result holds ``${oc.env:…}`` as written, and so no secret that the user kept out of it.
 """
 
+import os
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -116,6 +117,7 @@ def compose(
     node = _read(file)
     checked = tuple(check(argument, dirs) for argument in rest)
     container, choices = _compose(node, file, checked, dirs)
+    _anchor(container)
     return _typed(asked, file, container, choices, checked, dirs)
 
 
@@ -212,6 +214,15 @@ def _compose(
     with open_dict(config):
         del config["hydra"]
     return _plain(config), choices
+
+
+def _anchor(container: dict[str, Any]) -> None:
+    """Make ``server.store`` absolute: a run that is resumed or cancelled from another folder has
+    its weights where they were saved."""
+    server = container.get("server")
+    store = server.get("store") if isinstance(server, dict) else None
+    if isinstance(store, str) and store and not store.startswith(("~", "$", "?")):
+        server["store"] = os.path.abspath(store)  # noqa: PTH100 - links stay as written
 
 
 def _typed(

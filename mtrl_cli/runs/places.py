@@ -18,6 +18,11 @@ def default_store() -> Path:
     return (Path(data) if data else Path.home() / ".local" / "share") / "mtrl" / "store"
 
 
+def store_of(named: str | None) -> Path:
+    """The folder that ``server.store`` names; None is the user's own."""
+    return default_store() if named is None else Path(named).expanduser()
+
+
 def check_runs_dir(runs: str) -> None:
     """See that run folders can be made under ``run.dir``, without making anything.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.schema import ServerConfig, ServerKind
 from mtrl_cli.errors import UsageError
-from mtrl_cli.runs.places import default_store
+from mtrl_cli.runs.places import store_of
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
@@ -22,8 +22,7 @@ def embedded_for(config: ServerConfig, *, log: Path | None = None) -> EmbeddedSe
     """
     if config.kind is not ServerKind.local or config.base_url is not None:
         return None
-    store = default_store() if config.store is None else Path(config.store).expanduser()
-    return EmbeddedServer(store, base_model=config.base_model, log=log)
+    return EmbeddedServer(store_of(config.store), base_model=config.base_model, log=log)
 
 
 def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) -> TrainingService:

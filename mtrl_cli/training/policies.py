@@ -27,7 +27,7 @@ from mtrl_cli.config.schema import Experiment, ServerConfig, ServerKind
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.runs.commits import Commit, History, read_history
-from mtrl_cli.runs.places import default_store
+from mtrl_cli.runs.places import store_of
 from mtrl_cli.runs.policies import policy_names, read_policy
 from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run, newest_trained, run_at
 
@@ -237,5 +237,4 @@ def _setting(key: str, value: Any) -> str:
 
 
 def _store(server: ServerConfig) -> str:
-    store = default_store() if server.store is None else Path(server.store).expanduser()
-    return str(store.resolve())
+    return str(store_of(server.store).resolve())

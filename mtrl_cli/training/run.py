@@ -3,13 +3,14 @@
 import asyncio
 from pathlib import Path
 
-from mtrl_cli.assembly import Parts, check_experiment
+from mtrl_cli.assembly import Parts, check_experiment, embedded_for
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.settle import finish
 from mtrl_cli.runs.commits import History, published
 from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.folder import Redact, RunFolder
+from mtrl_cli.runs.places import store_of
 from mtrl_cli.runs.reap import Reaped
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.takeover import NewConfig, take_over
@@ -111,7 +112,9 @@ async def _attempt(frame: Frame, history: History) -> RunFinished:
         )
         async with frame.resources.scope("run") as scope:
             await scope.borrow(operations.server_model(frame.plan.model))
-            start = await begin(folder, operations, history)
+            server = frame.experiment.server
+            store = None if embedded_for(server) is None else store_of(server.store)
+            start = await begin(folder, operations, history, store=store)
             await _train(frame, parts, operations, start)
 
     return await frame.carry_out(work)

@@ -8,6 +8,7 @@ the groups from here on are sampled from that snapshot.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.runs.commits import History
@@ -45,8 +46,12 @@ class Start:
         return (group for group in range(total) if group not in consumed)
 
 
-async def begin(folder: RunFolder, operations: Operations, history: History) -> Start:
+async def begin(
+    folder: RunFolder, operations: Operations, history: History, *, store: Path | None = None
+) -> Start:
     """Bring the fresh model of ``operations`` to the last commit of ``history``.
+
+    ``store`` is where the embedded server keeps its weights, for messages.
 
     Raises:
         MtrlError: a training call failed or has an unknown outcome.
@@ -57,13 +62,13 @@ async def begin(folder: RunFolder, operations: Operations, history: History) -> 
         commit(folder, 0, initial, None, {})
         return Start(initial, initial, history)
     assert last.state is not None  # an attempt begins at a commit that has one
-    await _load(operations, last.state, history)
+    await _load(operations, last.state, history, store)
     policy = PolicySnapshot(await _publish(folder, operations, last.policy_step), last.policy_step)
     folder.begun_at(policy.uri)
     return Start(PolicySnapshot(first.policy, 0), policy, history)
 
 
-async def _load(operations: Operations, state: str, history: History) -> None:
+async def _load(operations: Operations, state: str, history: History, store: Path | None) -> None:
     """Load a training state.
 
     Raises:
@@ -72,9 +77,15 @@ async def _load(operations: Operations, state: str, history: History) -> None:
     try:
         await operations.load_state(state)
     except Refused as error:
-        earlier = ", ".join(map(str, states(history)[:-1]))
-        error.hint = f"begin at an earlier state ({earlier}): mtrl train --resume RUN@STEP"
-        raise
+        last, *earlier = reversed(states(history))
+        where = "" if store is None else f"; server.store is {store}"
+        told = Refused(
+            f"the training state of step {last} was not loaded: {error}{where}",
+            transient=error.transient, retry_after=error.retry_after, status=error.status,
+        )  # fmt: skip
+        steps = ", ".join(map(str, sorted(earlier)))
+        told.hint = f"begin at an earlier state ({steps}): mtrl train --resume RUN@STEP"
+        raise told from error
 
 
 async def _publish(folder: RunFolder, operations: Operations, step: int) -> str:

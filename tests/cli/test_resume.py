@@ -187,7 +187,7 @@ def test_secrets_and_the_folder_of_runs_are_not_compared() -> None:
 def test_an_earlier_state_where_the_server_has_lost_the_last_one(tmp_path: Path) -> None:
     store = tmp_path / "store"
     settings = (
-        f"server.store={store}", "train.steps=4", "train.checkpoint_every=2", "train.lora_rank=4",
+        "server.store=store", "train.steps=4", "train.checkpoint_every=2", "train.lora_rank=4",
         "group.size=2", "group.per_step=1", "eval.games=0", "env.check_seeds=false",
     )  # fmt: skip
     assert mtrl("train", *settings, cwd=tmp_path).returncode == 0
@@ -197,8 +197,15 @@ def test_an_earlier_state_where_the_server_has_lost_the_last_one(tmp_path: Path)
     lost.unlink()
 
     more = ("train.steps=5", "--force")
-    ended = mtrl("train", "--resume", "last", *more, cwd=tmp_path)
+    # The store was named relative to the folder that the run was started in.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    runs = ("--runs-dir", str(tmp_path / "runs"))
+    ended = mtrl("train", "--resume", "last", *runs, *more, cwd=elsewhere)
     assert ended.returncode == 1
+    assert "the training state of step 4 was not loaded: " in ended.stderr
+    assert f"is not in the store; server.store is {store}" in ended.stderr
+    assert list(elsewhere.iterdir()) == []
     assert "hint: begin at an earlier state (0, 2): mtrl train --resume RUN@STEP" in ended.stderr
 
     ended = mtrl("train", "--resume", "last@3", *more, cwd=tmp_path)
