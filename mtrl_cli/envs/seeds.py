@@ -5,6 +5,7 @@ deals every member another start, and nothing fails: it only learns badly.
 """
 
 from mtrl_cli.envs.interface import line
+from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.held import borrow_environment
 from mtrl_cli.rollout.ports import EnvironmentFactory, RolloutError, Task
 from mtrl_cli.rollout.resources import RolloutResources
@@ -18,6 +19,9 @@ async def seed_notice(envs: EnvironmentFactory, task: Task, resources: RolloutRe
 
     Returns:
         One line for a person, or nothing when both begin alike.
+
+    Raises:
+        MtrlError: no episode could be played at all, as the game cannot be loaded for example.
     """
     sample = task.sample(_SEED)
     seen = []
@@ -27,6 +31,8 @@ async def seed_notice(envs: EnvironmentFactory, task: Task, resources: RolloutRe
                 environment = await borrow_environment(scope, envs)
                 seen.append(await environment.reset(sample, 0))
     except RolloutError as error:
+        if isinstance(error, MtrlError):
+            raise
         return f"whether the environment honours its seed could not be checked: {line(error)}"
     if seen[0] == seen[1]:
         return ""

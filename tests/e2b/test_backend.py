@@ -116,6 +116,23 @@ async def test_failures_between_creations_that_succeed_are_no_outage(emulator: E
     nothing_left(use)
 
 
+async def test_a_slot_that_comes_with_the_cancellation_is_given_back(
+    emulator: E2BEmulator,
+) -> None:
+    """The slot is had, and who waited for it is cancelled before it goes on."""
+    async with rig(emulator, at_once=1) as use:
+        making = asyncio.ensure_future(use.factory.lender().make("t/sandbox-9"))
+        while not use.factory._pace._slots.locked():
+            await asyncio.sleep(0)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert emulator.counts()["created"] == 0
+        async with asyncio.timeout(20):
+            assert await play(use) == "step 1"
+    nothing_left(use)
+
+
 def test_an_outage_is_a_row_of_failures_over_a_time() -> None:
     outage = Outage(60.0)
     assert [outage.failed(0, 20), outage.failed(10, 59), outage.failed(30, 59.9)] == [False] * 3

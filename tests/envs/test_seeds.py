@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from mtrl_cli.envs.e2b.session import UnusableProgram
 from mtrl_cli.envs.interface import Reply, Rules, TaskEnvironment, Watch
 from mtrl_cli.envs.seeds import seed_notice
+from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import Environment, InfrastructureFailure
 from mtrl_cli.rollout.resources import RolloutResources
@@ -57,3 +59,12 @@ async def test_two_episodes_of_one_seed_are_compared(honest: bool) -> None:
 async def test_a_check_that_fails_stops_nothing() -> None:
     notice = await seed_notice(Dealers(True, broken=True), Blackjack(), RolloutResources())
     assert notice == "whether the environment honours its seed could not be checked: no room"
+
+
+async def test_what_no_episode_can_be_played_with_ends_the_run() -> None:
+    class Unloadable(Dealers):
+        async def open(self, key: str) -> Environment:
+            raise UnusableProgram("env.entrypoint: Game cannot be loaded in a sandbox")
+
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        await seed_notice(Unloadable(True), Blackjack(), RolloutResources())

@@ -166,7 +166,7 @@ class E2BFactory:
     # --- one sandbox ----------------------------------------------------------------------------
 
     async def _make(self, key: str) -> Environment:
-        await self._queue(key, self._pace.slot())
+        await self._queue(key, self._pace.slot(), undo=self._pace.free)
         try:
             sandbox = await self._create(key)
         except BaseException:
@@ -241,12 +241,15 @@ class E2BFactory:
         assert self._lost is not None
         self._lost.add(key, tried, sent, self.lender())
 
-    async def _queue(self, key: str, turn: Any) -> None:
-        """Wait for something that may be given up as soon as nobody wants it any more."""
+    async def _queue(self, key: str, turn: Any, undo: Callable[[], None] = lambda: None) -> None:
+        """Wait for something that may be given up as soon as nobody wants it any more; ``undo``
+        what was waited for when it comes and we are gone."""
         waiting = self._queued[key] = asyncio.ensure_future(turn)
         try:
             await waiting
         except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                undo()  # it came in the moment of our cancellation
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
