@@ -136,7 +136,7 @@ def _episode(
             said = decode(record["tokens"][start:end])  # with its tool calls, as it was sampled
         yield paint("sampled", f"assistant  {harmless(said) or '(nothing beside the call)'}")
         for call in turn["calls"]:
-            yield paint("sampled", f"     call  {harmless(str(call['name']))}")
+            yield paint("sampled", f"     call  {harmless(_called(call))}")
             marks = [f"reward {reward(call['reward'], 2)}"] if call["reward"] is not None else []
             marks += [word for word in ("done", "error") if call[word]]
             told = f" [{', '.join(marks)}]" if marks else ""
@@ -144,6 +144,12 @@ def _episode(
     if tokens:
         yield ""
         yield from _tokens(record, paint, decode)
+
+
+def _called(call: Record) -> str:
+    """A call with its arguments, where they are recorded."""
+    arguments = call.get("arguments", "")
+    return f"{call['name']} {arguments}".rstrip()
 
 
 def _outcome(record: Record) -> str:

@@ -220,7 +220,9 @@ def _anchor(container: dict[str, Any]) -> None:
     """Make ``server.store`` absolute: a run that is resumed or cancelled from another folder has
     its weights where they were saved."""
     server = container.get("server")
-    store = server.get("store") if isinstance(server, dict) else None
+    if not isinstance(server, dict):
+        return
+    store = server.get("store")
     if isinstance(store, str) and store and not store.startswith(("~", "$", "?")):
         server["store"] = os.path.abspath(store)  # noqa: PTH100 - links stay as written
 

@@ -1,9 +1,9 @@
 """Trajectories as rows: one a trajectory, tokens with mask, logprobs and advantages beside them.
 
 The arrays of a row have one length, that of its tokens: ``mask`` is 1 where a token was sampled,
-``logprobs`` and ``advantages`` are 0 where it is 0. The advantage is the member's, on each of its
-sampled tokens, before the token weights of ``train.weighting`` and without a KL term; see
-`training.recorded`. It is null for a trajectory that was not trained.
+``logprobs`` and ``advantages`` are 0 where it is 0. ``advantage`` is the member's; on each of its
+sampled tokens it stands less the KL penalty of that token, before the token weights of
+``train.weighting``; see `training.recorded`. It is null for a trajectory that was not trained.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,10 @@ from typing import Any
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import Commit, History
 from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
+from mtrl_cli.training.batch import KlPenalty
 from mtrl_cli.training.groups import TrainingBatch
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.recorded import recorded_advantages, recorded_batch
+from mtrl_cli.training.recorded import recorded_advantages, recorded_batch, recorded_penalty
 
 Row = dict[str, Any]
 
@@ -35,13 +36,29 @@ def chosen_commits(history: History, folder: Path, step: int | None) -> list[Com
     return chosen
 
 
-def step_batch(plan: TrainingPlan, folder: Path, commit: Commit) -> TrainingBatch:
-    """The batch that the step was trained on, built again.
+def step_batch(
+    plan: TrainingPlan, folder: Path, commit: Commit
+) -> tuple[TrainingBatch, KlPenalty | None]:
+    """The batch that the step was trained on, built again, and its KL penalty.
 
     Raises:
         MtrlError: its file is damaged.
     """
-    return recorded_batch(plan, _records(trajectory_file(folder, commit.step)), commit.groups)
+    records = _records(trajectory_file(folder, commit.step))
+    batch = recorded_batch(plan, records, commit.groups)
+    return batch, recorded_penalty(plan, records, batch, commit.step)
+
+
+def lacks_reference(folder: Path, commit: Commit) -> bool:
+    """Whether a step that trained holds no reference logprobs at all.
+
+    Raises:
+        MtrlError: its file is damaged.
+    """
+    if "trained" not in commit.groups.values():
+        return False
+    records = _records(trajectory_file(folder, commit.step))
+    return not any("reference" in record for record in records)
 
 
 def rows(plan: TrainingPlan, folder: Path, commit: Commit) -> Iterator[Row]:
@@ -51,11 +68,13 @@ def rows(plan: TrainingPlan, folder: Path, commit: Commit) -> Iterator[Row]:
         MtrlError: its file is damaged.
     """
     records = _records(trajectory_file(folder, commit.step))
-    advantages = recorded_advantages(plan, recorded_batch(plan, records, commit.groups))
+    batch = recorded_batch(plan, records, commit.groups)
+    advantages = recorded_advantages(plan, batch)
+    penalty = recorded_penalty(plan, records, batch, commit.step)
     for record in records:
         key = (record["group"], record["member"])
         advantage = None if record["reward"] is None else advantages.get(key)
-        yield _row(commit, record, advantage)
+        yield _row(commit, record, advantage, penalty.coefficient if penalty else 0.0)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
@@ -65,15 +84,17 @@ def _records(path: Path) -> list[dict[str, Any]]:
         raise MtrlError(f"{path} cannot be read: {error}; mtrl verify says more") from error
 
 
-def _row(commit: Commit, record: Mapping[str, Any], advantage: float | None) -> Row:
+def _row(commit: Commit, record: Mapping[str, Any], advantage: float | None, kl: float) -> Row:
     length = len(record["tokens"])
     mask, logprobs, values = [0] * length, [0.0] * length, [0.0] * length
     drawn = iter(record["logprobs"])
+    reference = iter(record.get("reference", record["logprobs"]))
     for kind, start, end in record["spans"]:
         if kind == "sampled":
             for place in range(start, end):
                 mask[place], logprobs[place] = 1, next(drawn)
-                values[place] = advantage or 0.0
+                penalty = kl * (logprobs[place] - next(reference))
+                values[place] = 0.0 if advantage is None else advantage - penalty
     return {
         "run": record["run"],
         "step": commit.step,

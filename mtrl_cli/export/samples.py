@@ -7,7 +7,7 @@ P are its prompt becomes
   the prompt, tool results included;
 - ``response_mask`` int64 [T - P]: 1 where a token was sampled;
 - ``rollout_log_probs`` and ``advantages`` float32 [T - P], 0 where the mask is 0. The advantage is
-  the member's, before the weights of ``train.weighting`` and without a KL term;
+  the member's less the token's KL penalty, before the weights of ``train.weighting``;
 - ``rewards`` float32 [1] and ``policy_version`` int64 [1], the step that made the policy.
 
 A group has every member that the step could train, in the order of its members; groups that the

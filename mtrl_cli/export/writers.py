@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.errors import UsageError
-from mtrl_cli.export.rows import Row, rows, step_batch
+from mtrl_cli.export.rows import Row, lacks_reference, rows, step_batch
 from mtrl_cli.runs.commits import Commit
 from mtrl_cli.servers.tinker_codec import datum_json
 from mtrl_cli.training.batch import build_batch
 from mtrl_cli.training.plan import TrainingPlan
 
 FORMATS = ("jsonl", "parquet", "tinker")
-_WITHOUT_KL = "the Datums lack the KL term of train.kl: its reference logprobs are not recorded"
+_WITHOUT_KL = (
+    "the advantages of some steps lack the KL term of train.kl: an earlier version of mtrl did not"
+    " record its reference logprobs"
+)
 
 
 def export(
@@ -32,7 +35,7 @@ def export(
         MtrlError: a trajectory file is damaged.
     """
     notes = []
-    if form == "tinker" and any(plan.kl(commit.step - 1) for commit in commits):
+    if any(plan.kl(one.step - 1) and lacks_reference(folder, one) for one in commits):
         notes.append(_WITHOUT_KL)
     write = _WRITERS[form]
     beside = out.with_name(out.name + ".tmp")
@@ -65,8 +68,8 @@ def _jsonl(plan: TrainingPlan, folder: Path, commits: Sequence[Commit], out: Pat
 def _tinker(plan: TrainingPlan, folder: Path, commits: Sequence[Commit], out: Path) -> int:
     def lines() -> Iterator[bytes]:
         for commit in commits:
-            batch = step_batch(plan, folder, commit)
-            built = build_batch(batch, plan.advantage, None, plan.weighting)
+            batch, penalty = step_batch(plan, folder, commit)
+            built = build_batch(batch, plan.advantage, penalty, plan.weighting)
             yield from map(datum_json, built.data)
 
     return _write_lines(lines(), out)

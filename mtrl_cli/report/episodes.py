@@ -134,6 +134,10 @@ def _episode(
         "text": [_plain(read(token)) for token in ids],
         "spans": record["spans"],
         "logprobs": [round(value, 4) for value in record["logprobs"]],
+        "above": [
+            round(own - initial, 4)
+            for own, initial in zip(record["logprobs"], record.get("reference", ()), strict=False)
+        ],
         "cut": max(len(record["tokens"]) - LONGEST, 0),
         "turns": [_turn(turn) for turn in record["turns"]],
     }
@@ -145,7 +149,7 @@ def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": turn["tokens"],
         "calls": [
             {
-                "name": _plain(call["name"]),
+                "name": _plain(call["name"] + call.get("arguments", "")),
                 "answer": _plain(call["answer"]),
                 "reward": call["reward"],
                 "done": call["done"],

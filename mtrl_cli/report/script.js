@@ -21,11 +21,12 @@ for (const browser of document.querySelectorAll(".browser")) {
         const token = make("span", said, kind);
         let fact = `token ${i}, id ${episode.ids[i]}, ${kind}, mask 0`;
         if (kind === "sampled") {
-          const logprob = episode.logprobs[drawn++];
+          const above = episode.above[drawn], logprob = episode.logprobs[drawn++];
           const shade = 0.06 + 0.5 * (1 - Math.exp(logprob));
           token.style.background = `rgba(var(--sampled),${shade.toFixed(3)})`;
           const mask = episode.advantage === null ? "not trained" : `advantage ${signed(episode.advantage)}`;
-          fact = `token ${i}, id ${episode.ids[i]}, sampled, mask 1, logprob ${logprob} (p = ${Math.exp(logprob).toFixed(4)}), ${mask}`;
+          fact = `token ${i}, id ${episode.ids[i]}, sampled, mask 1, logprob ${logprob} (p = ${Math.exp(logprob).toFixed(4)}), ${mask}` +
+            (above === undefined ? "" : `, ${signed(above)} above the initial policy's logprob`);
         }
         token.title = fact;
         token.addEventListener("mouseenter", () => { at.textContent = fact; });

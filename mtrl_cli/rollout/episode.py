@@ -191,7 +191,8 @@ async def _execute(
         outcome = await _execute_one(call, environment)
         answer = await harness.answer(call, outcome.text)
         error = isinstance(outcome, _NotExecuted)
-        records.append(CallRecord(call.name, answer, outcome.reward, outcome.done, error))
+        told = (call.name, answer, outcome.reward, outcome.done, error, call.arguments)
+        records.append(CallRecord(*told))
         if outcome.done:
             break
     return tuple(records)

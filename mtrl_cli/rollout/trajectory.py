@@ -1,8 +1,9 @@
 """The record of one episode: its tokens, its turns, how it ended and what it was worth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from mtrl_cli.rollout.admission import Admission
 from mtrl_cli.rollout.ports import Message
@@ -40,6 +41,7 @@ class CallRecord:
     reward: float
     done: bool
     error: bool
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mtrl_cli.rollout.admission import thawed
@@ -28,6 +29,8 @@ _COMPRESSION = 1
 
 _SEAL = b',"sha256":"'
 
+_NONE: Mapping[tuple[int, int], Sequence[float]] = MappingProxyType({})
+
 
 def trajectory_file(run: Path, step: int) -> Path:
     """The file of a step, below a run's folder."""
@@ -40,8 +43,14 @@ def step_of(file: Path) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
-def write_trajectories(path: Path, groups: Iterable[Group]) -> str:
+References = Mapping[tuple[int, int], Sequence[float]]
+"""(group, member) → the initial policy's logprobs of the sampled tokens, float32 [sampled]."""
+
+
+def write_trajectories(path: Path, groups: Iterable[Group], references: References = _NONE) -> str:
     """Write every trajectory of ``groups``, failed attempts included; all or nothing.
+
+    ``references`` are the logprobs of the KL penalty, of the members that it was asked for.
 
     Returns the SHA-256 of the text, in hex, once the file is on disk.
     """
@@ -51,7 +60,11 @@ def write_trajectories(path: Path, groups: Iterable[Group]) -> str:
         with gzip.GzipFile("", "wb", _COMPRESSION, out, mtime=0) as file:
             for group in groups:
                 for trajectory in (*group.members, *group.failures):
-                    line = sealed(json.dumps(to_record(trajectory), separators=(",", ":")))
+                    record = to_record(trajectory)
+                    key = (record["group"], record["member"])
+                    if not trajectory.failed and key in references:
+                        record["reference"] = [float(f"{v:.9g}") for v in references[key]]
+                    line = sealed(json.dumps(record, separators=(",", ":")))
                     whole.update(line)
                     file.write(line)
         out.flush()
@@ -112,8 +125,17 @@ def _turn(turn: Turn) -> dict[str, Any]:
 def _call(call: CallRecord) -> dict[str, Any]:
     return {
         "name": call.name,
+        "arguments": _text(call.arguments),
         "answer": call.answer,
         "reward": call.reward,
         "done": call.done,
         "error": call.error,
     }
+
+
+def _text(arguments: Mapping[str, Any]) -> str:
+    """A model's arguments as JSON text: however deep they are, the line around them is sound."""
+    try:
+        return json.dumps(arguments, separators=(",", ":"))
+    except (ValueError, TypeError, RecursionError):
+        return ""

@@ -33,7 +33,7 @@ from mtrl_cli.rollout.settle import finish
 from mtrl_cli.rollout.task_fault import TaskFault, own_code
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
-from mtrl_cli.runs.trajectories import trajectory_file, write_trajectories
+from mtrl_cli.runs.trajectories import References, trajectory_file, write_trajectories
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.accumulation import Accumulated, accumulate
 from mtrl_cli.training.audit import Audit, Committed, Replay
@@ -52,7 +52,7 @@ from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
 from mtrl_cli.training.metrics import outcome_metrics, rollout_metrics, training_metrics
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.reference import reference_logprobs
+from mtrl_cli.training.reference import recorded_of, reference_logprobs
 from mtrl_cli.training.start import Start
 from mtrl_cli.training.totals import Totals
 
@@ -143,7 +143,7 @@ class TrainingLoop:
                     driver.close_admission()
                 driver.publish(policy)
                 state = await self._save_state(step, last=driver.exhausted)
-                digest = await self._write_trajectories(step, groups)
+                digest = await self._write_trajectories(step, groups, recorded_of(kept, penalty))
 
                 clock.lap("seconds_training")
                 figures |= clock.laps
@@ -256,12 +256,14 @@ class TrainingLoop:
         name = snapshot_name(self._folder.id, self._folder.attempt, step + 1)
         return await self._operations.save_state(name)
 
-    async def _write_trajectories(self, step: int, groups: list[Group]) -> str | None:
+    async def _write_trajectories(
+        self, step: int, groups: list[Group], references: References
+    ) -> str | None:
         if not self._plan.save_trajectories:
             return None
         path = trajectory_file(self._folder.path, step + 1)
         # On a thread: sampling goes on meanwhile.
-        return await finish(asyncio.to_thread(write_trajectories, path, groups))
+        return await finish(asyncio.to_thread(write_trajectories, path, groups, references))
 
     def _record(self, step: int, figures: Mapping[str, float], kept: TrainingBatch) -> None:
         """What is told of a step stands before its commit: a commit then never lacks it."""

@@ -2,18 +2,20 @@
 
 The trajectory file of a step holds what was sampled, its commit what became of each group, the
 configuration how advantages are computed. Together they give the training batch back, by the same
-functions that made it. The one thing that is not recorded are the reference logprobs of a KL
-penalty: advantages that are built again lack that term.
+functions that made it, with the reference logprobs of a KL penalty, which the file holds too.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import Sample, TaskSample
 from mtrl_cli.rollout.tokens import SpanKind, TokenSequence
 from mtrl_cli.rollout.trajectory import Stop, Trajectory
 from mtrl_cli.training.advantages import group_advantages
+from mtrl_cli.training.batch import KlPenalty
 from mtrl_cli.training.groups import TrainingBatch, TrainingGroup
 from mtrl_cli.training.plan import TrainingPlan
 
@@ -71,6 +73,22 @@ def recorded_advantages(plan: TrainingPlan, batch: TrainingBatch) -> dict[tuple[
             group.members, group_advantages(group.rewards, plan.advantage), strict=True
         )
     }
+
+
+def recorded_penalty(
+    plan: TrainingPlan, records: Iterable[Mapping[str, Any]], batch: TrainingBatch, step: int
+) -> KlPenalty | None:
+    """The KL penalty of the step (counted from 1); None where there was none, or where a record
+    of an earlier version lacks the reference logprobs."""
+    found = {
+        (record["group"], record["member"]): np.array(record["reference"], dtype=np.float32)
+        for record in records
+        if "reference" in record
+    }
+    keys = [(t.admission.group.group, t.admission.member) for t in batch.trajectories]
+    if not plan.kl(step - 1) or not all(key in found for key in keys):
+        return None
+    return KlPenalty(plan.kl(step - 1), [found[key] for key in keys])
 
 
 def _group(group: int, members: list[Trajectory]) -> TrainingGroup:

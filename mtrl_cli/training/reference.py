@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import Trajectory
+from mtrl_cli.runs.trajectories import References
 from mtrl_cli.servers.interface import TrainingService
-from mtrl_cli.training.batch import sampled_positions
+from mtrl_cli.training.batch import KlPenalty, sampled_positions
+from mtrl_cli.training.groups import TrainingBatch
 from mtrl_cli.training.operations import TrainingError
 
 
@@ -38,6 +40,14 @@ async def reference_logprobs(
         else next(found)
         for trajectory in trajectories
     ]
+
+
+def recorded_of(kept: TrainingBatch, penalty: KlPenalty | None) -> References:
+    """What is written down of a step's reference logprobs; nothing without a penalty."""
+    if penalty is None:
+        return {}
+    keys = ((t.admission.group.group, t.admission.member) for t in kept.trajectories)
+    return {key: values.tolist() for key, values in zip(keys, penalty.reference, strict=True)}
 
 
 async def policy_logprobs(

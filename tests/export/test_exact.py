@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from mtrl_cli.cli.app import app
@@ -13,9 +14,11 @@ from tests.training.runs import lines, train_on
 from tests.training.test_algorithms import Gambler
 
 
-async def test_exported_datums_have_the_digest_of_the_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+async def test_exported_datums_have_the_digest_of_the_call(tmp_path: Path, kl: float) -> None:
+    """Also with a KL penalty: its reference logprobs are recorded to the last bit."""
     async with ScriptedPolicyServer(sampler=Gambler()) as server:
-        options = ("train.steps=2", "group.size=8", "group.per_step=2")
+        options = ("train.steps=3", "group.size=8", "group.per_step=2", f"train.kl={kl}")
         run = await train_on(server.url, tmp_path, *options)
     calls = [c for c in lines(run, "ledger.jsonl") if c.get("kind") == "forward_backward"]
     trained = [line["step"] for line in lines(run, "metrics.jsonl") if line.get("trained_episodes")]

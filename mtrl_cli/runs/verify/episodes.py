@@ -113,6 +113,8 @@ class Episode:
     tokens: Sequence[int]
     spans: tuple[Span, ...]
     logprobs: Sequence[float]
+    reference: Sequence[float] | None
+    """The initial policy's logprobs of the same tokens, where a KL penalty asked for them."""
     opening: Sequence[Mapping[str, Any]]
     turns: tuple[Turn, ...]
 
@@ -160,6 +162,7 @@ def episode(line: int, record: Mapping[str, Any]) -> Episode:
         tokens=_all(record, "tokens", int),
         spans=tuple(_span(span) for span in _of(record, "spans", list)),
         logprobs=_all(record, "logprobs", float, int),
+        reference=_all(record, "reference", float, int) if "reference" in record else None,
         opening=_all(record, "opening", dict),
         turns=tuple(_turn(turn) for turn in _all(record, "turns", dict)),
     )
@@ -219,6 +222,8 @@ def _turn(value: Mapping[str, Any]) -> Turn:
 
 def _call(value: Mapping[str, Any]) -> Call:
     name, answer = _of(value, "name", str), _of(value, "answer", str)
+    if "arguments" in value:
+        _of(value, "arguments", str)
     done, error = _of(value, "done", bool), _of(value, "error", bool)
     return Call(name, answer, _number(value, "reward"), done, error)
 
@@ -263,6 +268,20 @@ def _logprob_flaws(found: Episode) -> Iterator[str]:
         if not (math.isfinite(logprob) and logprob <= LOGPROB_ALLOWANCE):
             yield f"logprob {index} is {logprob:g}, not finite and ≤ 0"
             return
+    if found.reference is not None:
+        yield from _reference_flaws(found, found.reference)
+
+
+def _reference_flaws(found: Episode, reference: Sequence[float]) -> Iterator[str]:
+    if len(reference) != len(found.logprobs):
+        yield f"{len(found.logprobs)} sampled tokens have {len(reference)} reference logprobs"
+    elif not all(math.isfinite(one) and one <= LOGPROB_ALLOWANCE for one in reference):
+        yield "a reference logprob is not finite and ≤ 0"
+    elif found.policy_step == 0 and any(
+        abs(one - own) > LOGPROB_ALLOWANCE
+        for one, own in zip(reference, found.logprobs, strict=True)
+    ):
+        yield "its policy is the initial one, and its reference logprobs are not its own"
 
 
 def _turn_flaws(found: Episode) -> Iterator[str]:
