@@ -56,11 +56,7 @@ def plan(
             "loss_reduction": service.loss_reduction and service.loss_reduction.value,
             "capabilities": [asdict(one) for one in capabilities(experiment)],
         },
-        "environment": {
-            "kind": experiment.env.kind.value,
-            "source": _source(experiment.env),
-            **_instances(experiment, groups),
-        },
+        "environment": environment(experiment, episodes(experiment, groups)),
         "sandboxes": sandboxes(experiment, episodes(experiment, groups)),
         "policy": experiment.policy,
         "evaluation": _evaluation(experiment) if groups is None else None,
@@ -87,12 +83,15 @@ def sandboxes(experiment: Experiment, played: int) -> dict[str, Any] | None:
     return asdict(sandbox_need(experiment, played))
 
 
-def _instances(experiment: Experiment, groups: int | None) -> dict[str, Any]:
-    """How many environments would be made; not told where no groups are played (`mtrl eval`)."""
-    if groups == 0:
-        return {"in_all": None, "at_once": None}
-    in_all = environments(experiment, episodes(experiment, groups))
-    return {"in_all": in_all, "at_once": min(experiment.run.concurrency, in_all)}
+def environment(experiment: Experiment, played: int) -> dict[str, Any]:
+    """Where environments come from, and how many would be made to play so many episodes."""
+    in_all = environments(experiment, played)
+    return {
+        "kind": experiment.env.kind.value,
+        "source": _source(experiment.env),
+        "in_all": in_all,
+        "at_once": min(experiment.run.concurrency, in_all),
+    }
 
 
 def text(facts: Mapping[str, Any]) -> list[str]:
@@ -203,12 +202,12 @@ _MADE = {
 }
 
 
-def _environment(environment: Mapping[str, Any]) -> str:
-    told = f"{environment['kind']}: {environment['source']}"
-    made = _MADE.get(environment["kind"])
-    if made is None or environment["in_all"] is None:
+def _environment(facts: Mapping[str, Any]) -> str:
+    told = f"{facts['kind']}: {facts['source']}"
+    made = _MADE.get(facts["kind"])
+    if made is None:
         return told
-    return f"{told}; {environment['in_all']:,} {made}, {environment['at_once']:,} at once"
+    return f"{told}; {facts['in_all']:,} {made}, {facts['at_once']:,} at once"
 
 
 def _games(evaluation: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def sweep_evaluations(asked: Asked, against: str | None, teller: Teller, shown: 
 
 def _facts(composed: Composed, against: str | None) -> dict[str, Any]:
     """What a dry run says of it, beside what it says of every run."""
-    from mtrl_cli.cli.dry_run import sandboxes
+    from mtrl_cli.cli.dry_run import environment, sandboxes
 
     experiment = resolve(composed, secrets=False)
     contest = choose_contest(experiment, against)
@@ -84,6 +84,7 @@ def _facts(composed: Composed, against: str | None) -> dict[str, Any]:
         "policies": policies,
         "trajectories": played,
         "at_once": min(experiment.run.concurrency, played),
+        "environment": environment(experiment, played),
         "sandboxes": sandboxes(experiment, played),
         "temperature": 0.0 if experiment.eval.greedy else experiment.group.temperature,
         "policy": contest.uri(experiment),

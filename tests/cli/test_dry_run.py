@@ -174,3 +174,13 @@ def test_what_the_server_cannot_train_is_refused_as_the_run_would(tmp_path: Path
     assert ended.returncode == 2
     assert "train.lora_rank: null trains all weights, which this server cannot" in ended.stderr
     assert "train.kl: 0.1 needs logprobs of the initial policy" in ended.stderr
+
+
+def test_an_evaluation_says_how_many_environments_it_would_make(tmp_path: Path) -> None:
+    games = ("eval.games=5", "env=openenv_served", "run.concurrency=4")
+    told = mtrl("eval", "--dry-run", "policy=last", *games, cwd=tmp_path)
+    plain = mtrl("eval", "--dry-run", *games, cwd=tmp_path)
+    assert told.returncode == 2  # there is no run
+    assert plain.returncode == 0, plain.stderr
+    # 5 games of one policy, 2 that compare seeds
+    assert "7 sessions of one server that is started for the run, 4 at once" in plain.stdout
