@@ -282,7 +282,8 @@ def _shut(socket: "ClientWebSocketResponse[Any]") -> None:
 
 def _code(frame: Mapping[str, Any]) -> str:
     data = frame.get("data")
-    return str(data.get("code")) if isinstance(data, dict) else ""
+    code = data.get("code") if isinstance(data, dict) else None
+    return code if isinstance(code, str) else "no code"
 
 
 def _message(frame: Mapping[str, Any]) -> str:
@@ -291,4 +292,7 @@ def _message(frame: Mapping[str, Any]) -> str:
 
 
 def _shown(frame: Mapping[str, Any]) -> str:
-    return line(json.dumps(frame))
+    try:
+        return line(json.dumps(frame))
+    except RecursionError:  # read with a few levels to spare, which are used up here
+        return "a frame that is nested too deep"

@@ -10,7 +10,9 @@ numbered the same way:
    its error. After a call that ends the episode the rest are not executed.
 4. The environment said done → ``done``. It is never stepped again.
 5. The turn cap is reached → ``max_turns``.
-6. No room for the bridge and one more token → ``trajectory_tokens`` or ``context``.
+6. No room for the bridge and one more token → ``trajectory_tokens`` or ``context``. Answers of
+   more than `LONGEST_TOKEN` characters for each token of the budget have none, and are not
+   encoded; an opening of more is the environment's fault.
 7. The bridge is appended, and the next turn is sampled.
 
 An episode that ends without ``done`` gets the task's ``unfinished_reward`` instead of what it
@@ -19,7 +21,7 @@ has collected, or ending early would beat playing. One that fails gets no reward
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtrl_cli.rollout.admission import Admission, Budget
@@ -64,6 +66,11 @@ class Parts:
     observer: Observer
 
 
+LONGEST_TOKEN = 128
+"""Characters that a token is taken to stand for at most. Text that could not fit the room of its
+trajectory even so is not encoded: 10 MB of it would hold up every other trajectory for seconds."""
+
+
 async def play(admission: Admission, parts: Parts) -> Trajectory:
     """Play one episode to its end. Failures are recorded in the trajectory, never raised.
 
@@ -106,6 +113,7 @@ async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> N
 async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
     admission = trajectory.admission
     group, budget, chat, task = admission.group, admission.group.budget, parts.chat, parts.task
+    longest = LONGEST_TOKEN * _window(budget)[0]
 
     since = time.monotonic()
     try:
@@ -116,6 +124,7 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
     harness = await borrow_harness(scope, parts.harnesses, task, group.harness)
     trajectory.opening = await harness.open(group.task, admission.member, observation)
     with own_code(task, "messages"):  # what it returned may be no messages at all
+        _refuse_endless(trajectory.opening, longest)
         prompt = chat.prompt(trajectory.opening, task.tools)
     trajectory.tokens = tokens = TokenSequence(prompt)
 
@@ -163,6 +172,8 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
         if turn + 1 == budget.max_turns:
             return Stop.MAX_TURNS
         # 6.
+        if sum(len(call.answer) for call in answered) > longest:
+            return _window(budget)[1]
         bridge = chat.bridge(sample.tokens, _answers(answered))
         room, binding = _room(budget, len(tokens) + len(bridge))
         if room < 1:
@@ -170,6 +181,32 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
         # 7.
         tokens.append_bridge(bridge)
     return Stop.MAX_TURNS
+
+
+def _window(budget: Budget) -> tuple[int, Stop]:
+    """How many tokens a trajectory may hold, and the limit that says so."""
+    if budget.context < budget.trajectory_tokens:
+        return budget.context, Stop.CONTEXT
+    return budget.trajectory_tokens, Stop.TRAJECTORY_TOKENS
+
+
+def _refuse_endless(opening: Sequence[Message], most: int) -> None:
+    """Raises: EnvironmentFault: it has more than ``most`` characters."""
+    length = _characters(opening)
+    if length > most:
+        raise EnvironmentFault(
+            f"the episode opens with {length:,} characters, more than {most:,}, which is all that"
+            " its budget could hold: shorten the task's messages, or raise budget.trajectory_tokens"
+        )
+
+
+def _characters(value: object) -> int:
+    """Of all texts in plain data."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
 
 
 def _room(budget: Budget, used: int) -> tuple[int, Stop]:

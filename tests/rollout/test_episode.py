@@ -201,3 +201,25 @@ async def test_a_cancelled_episode_closes_its_environment_before_it_goes() -> No
     with pytest.raises(asyncio.CancelledError):
         await playing
     assert world.live == 0
+
+
+async def test_an_answer_of_ten_megabytes_is_not_encoded() -> None:
+    """Its episode ends as one whose answer does not fit, and the others go on meanwhile."""
+    policy = ScriptedPolicy(said(101, END), said(102, END))
+    endless = StepOutcome("9" * 10_000_000, 0.0, done=False)
+    trajectory = await play_one(policy, Script(steps=(endless, WON)))
+    assert trajectory.stop is Stop.TRAJECTORY_TOKENS
+    assert len(trajectory.turns) == 1
+    assert len(policy.requests) == 1
+    policy = ScriptedPolicy(said(101, END))
+    trajectory = await play_one(policy, Script(steps=(endless, WON)), context=50)
+    assert trajectory.stop is Stop.CONTEXT
+
+
+async def test_an_opening_that_no_window_holds_is_the_environments_fault() -> None:
+    policy = ScriptedPolicy(said(101, END))
+    trajectory = await play_one(policy, Script(opening="x" * 10_000_000))
+    assert trajectory.stop is Stop.ENV_FAILURE
+    assert trajectory.failure is not None
+    assert "opens with 10,000,0" in trajectory.failure
+    assert policy.requests == []
