@@ -8,7 +8,7 @@ the result holds ``${oc.env:…}`` as written, and so no secret that the user ke
 import os
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,7 +91,17 @@ class Composed:
     @property
     def redact(self) -> Redactor:
         """Takes this experiment's secrets out of any text."""
-        return redactor(self.container)
+        return redactor(self.container, self._resolved_secrets())
+
+    def _resolved_secrets(self) -> Iterator[object]:
+        for key, value, secret in leaves(self.container):
+            if secret and isinstance(value, str) and "${" in value:
+                try:
+                    found = OmegaConf.select(self.config, key)
+                except OmegaConfBaseException:
+                    continue  # a variable that is not set holds no secret
+                if found is not None:
+                    yield found
 
     def origin(self, key: str) -> str:
         """What set a key: the override, or the file."""

@@ -9,7 +9,7 @@ address are a secret wherever they stand.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,9 @@ MASK = "***"
 
 _SECRET_NAME = re.compile(r"(?:^|_)(?:api_?key|token|secret|passw(?:or)?d|headers)$", re.IGNORECASE)
 _SECRET_ENTRY = re.compile(r"(?:api_?key|token|secret|passw(?:or)?d)['\"]?\s*:", re.IGNORECASE)
-_ENV = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*(,)?")
+_ENV = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?([A-Za-z_]\w*)['\"]?\s*(,)?")
 _ENV_LITERAL_DEFAULT = re.compile(
-    r"(\$\{oc\.env:\s*[A-Za-z_]\w*\s*,)\s*(?!null\s*\}|\$\{)[^}]+(?=\})"
+    r"(\$\{\s*oc\.env\s*:\s*['\"]?[A-Za-z_]\w*['\"]?\s*,)\s*(?!null\s*\}|\$\{)[^}]+(?=\})"
 )
 _URL_USER = re.compile(r"(://)[^\s/@'\"]+@")
 _BARE_USER = re.compile(r"[^\s/@:='\"]+:([^\s/@'\"]+)@")
@@ -115,8 +115,12 @@ class Redactor:
         return _URL_USER.sub(rf"\1{MASK}@", text)
 
 
-def redactor(container: Any) -> Redactor:
-    """For an unresolved container: its literal secrets, and what it takes from the environment."""
+def redactor(container: Any, resolved: Iterable[object] = ()) -> Redactor:
+    """For an unresolved container: its literal secrets, and what it takes from the environment.
+
+    Args:
+        resolved: what its secrets come to, however their interpolations are written.
+    """
     variables = {
         match.group(1)
         for _, value, _ in leaves(container)
@@ -124,6 +128,7 @@ def redactor(container: Any) -> Redactor:
         for match in _ENV.finditer(value)
     }
     values = {os.environ[name] for name in variables if name in os.environ}
+    values.update(str(value) for value in resolved)
     taken = {value for value in values if len(value) >= _SHORTEST and not _PLAIN.fullmatch(value)}
     return Redactor(_literals(container) | taken)
 
