@@ -12,11 +12,12 @@ _SERVER = "needs a training service with a GPU, or a key; tests/servers and test
 _REMOTE = "needs an OpenEnv server elsewhere; tests/envs/test_served.py has one"
 _SPIEL = "needs open_spiel and a clone of OpenEnv; tests/peers has it"
 _SINKS = "needs the packages of the extra; tests/sinks has them"
+_QUEUE = "needs a Ray cluster with a TransferQueue; tests/peers/test_transferqueue.py has one"
 _MINUTES = "measures for minutes on a quiet machine"
 
 CANNOT: Mapping[str, str] = {
     "python -m venv .venv && . .venv/bin/activate": _INSTALLS,
-    "python -m pip install -e '.[dev]' && python -m pytest": _INSTALLS,
+    "python -m pip install -e '.[dev]' && python -m pytest -n logical": _INSTALLS,
     "python -m pip install . && mtrl train conf=blackjack": _INSTALLS,
     "python -m pip install .": _INSTALLS,
     "pre-commit install": "writes a hook into the checkout",
@@ -43,6 +44,7 @@ CANNOT: Mapping[str, str] = {
     "mtrl train 'sinks=[tensorboard,wandb]' sink.project=agents": _SINKS,
     "mtrl export last --format parquet": _SINKS.replace("sinks", "export"),
     "mtrl export last --format parquet --step 12": _SINKS.replace("sinks", "export"),
+    "mtrl export last --format transferqueue --to 10.0.0.5:6379": _QUEUE,
     "python benchmarks/http_turn.py --turns 2000 --rounds 3": _MINUTES,
     "python -m benchmarks.pipeline --repeat 3 --json pipeline.json": _MINUTES,
 }
