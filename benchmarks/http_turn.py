@@ -6,7 +6,8 @@ process of its own answers each after 50 ms, so that the figure is the client's 
 system time of this process, all threads, over the turns made. The peers encode the context with
 `json=` and parse the replies, as people do.
 
-    python benchmarks/http_turn.py [--turns N] [--rounds R]
+    python -m benchmarks.http_turn [--turns N] [--rounds R] [--tokens N …] [--in-flight N …]
+        [--json FILE]
 
 Absolute figures are those of the machine and of what else runs on it (the load is printed); the
 ratios of one run are what counts. Rounds are interleaved over the clients and the best one stands.
@@ -21,7 +22,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,13 +31,14 @@ import httpx
 import httpx_aiohttp
 from aiohttp import web
 
+from benchmarks.facts import load, write
 from mtrl_cli.rollout.ports import SampleRequest, SamplingParams
 from mtrl_cli.servers.interface import Capabilities
 from mtrl_cli.servers.tinker import TinkerService
 from mtrl_cli.servers.transport import Address
 
-TOKENS = (300, 4096)
-IN_FLIGHT = (64, 512)
+TOKENS = (256, 4096, 16_384)
+IN_FLIGHT = (64, 256, 1024)
 VOCABULARY = 150_000
 DELAY = 0.05
 SAMPLED = 40
@@ -210,45 +212,59 @@ async def cpu_per_turn(
         return (time.process_time() - before) / turns
 
 
-def load() -> str:
-    return Path("/proc/loadavg").read_text().split()[0] if sys.platform == "linux" else "?"
+def measure(
+    url: str, tokens: int, in_flight: int, turns: int, rounds: int, clients: Sequence[str]
+) -> dict[str, float]:
+    """Microseconds of CPU a turn of each client, in turns; the best round."""
+    prompt = array.array("i", random.choices(range(VOCABULARY), k=tokens))
+    best = dict.fromkeys(clients, float("inf"))
+    for _ in range(rounds):
+        for name, client, share in CLIENTS:
+            if name in best:
+                played = max(in_flight, round(turns * share))
+                cost = asyncio.run(cpu_per_turn(client, url, in_flight, prompt, played))
+                best[name] = min(best[name], 1e6 * cost)
+    return best
 
 
-def measure(url: str, turns: int, rounds: int) -> None:
-    print(f"{'tokens':>6} {'in flight':>9} {'client':>20} {'µs a turn':>10} {'× mtrl':>7}")
-    for count in TOKENS:
-        tokens = array.array("i", random.choices(range(VOCABULARY), k=count))
-        for in_flight in IN_FLIGHT:
-            best = dict.fromkeys((name for name, _, _ in CLIENTS), float("inf"))
-            for _ in range(rounds):
-                for name, client, share in CLIENTS:
-                    played = max(in_flight, round(turns * share))
-                    cost = asyncio.run(cpu_per_turn(client, url, in_flight, tokens, played))
-                    best[name] = min(best[name], cost)
-            for name, cost in best.items():
-                ratio = cost / best["mtrl"]
-                print(f"{count:6} {in_flight:9} {name:>20} {cost * 1e6:10.0f} {ratio:7.1f}")
-            print(f"  load {load()}", flush=True)
+@contextlib.contextmanager
+def stub() -> Iterator[str]:
+    """The stub in a process of its own; its URL."""
+    command = [sys.executable, "-m", "benchmarks.http_turn", "--serve"]
+    root = Path(__file__).resolve().parents[1]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as server:
+        assert server.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU that one turn costs the client.")
     parser.add_argument("--turns", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=IN_FLIGHT)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
+    asked = parser.parse_args()
+    if asked.serve:
         serve()
         return
-    command = [sys.executable, __file__, "--serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            measure(
-                f"http://127.0.0.1:{int(server.stdout.readline())}", options.turns, options.rounds
-            )
-        finally:
-            server.kill()
+    names = [name for name, _, _ in CLIENTS]
+    rows: list[dict[str, object]] = []
+    print(f"{'tokens':>6} {'in flight':>9} {'client':>20} {'µs a turn':>10} {'× mtrl':>7}")
+    with stub() as url:
+        for tokens in asked.tokens:
+            for in_flight in asked.in_flight:
+                found = measure(url, tokens, in_flight, asked.turns, asked.rounds, names)
+                for name, cost in found.items():
+                    ratio = cost / found["mtrl"]
+                    print(f"{tokens:6} {in_flight:9} {name:>20} {cost:10.0f} {ratio:7.1f}")
+                print(f"  load {load()}", flush=True)
+                rows.append({"tokens": tokens, "in_flight": in_flight, "us_a_turn": found})
+    write(asked.json, "http_turn", rows)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,70 @@
+"""What must not grow back: the cost of a turn, as ratios within one run.
+
+CPU time of this process, the best of some rounds taken in turns, so that neither another machine
+nor a busy one changes the outcome. The margins are half of what `docs/performance.md` shows and
+more; each test was seen to fail with the mistake that it is there for.
+"""
+
+import json
+import random
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from benchmarks import http_turn
+from benchmarks.orchestration_mtrl import play
+from benchmarks.workload import GROUP, TEXTS, Workload, measured
+from mtrl_cli.rollout.ports import SampleRequest, SamplingParams
+from mtrl_cli.servers.tinker_codec import sample_body
+
+
+def test_a_turn_of_a_long_episode_costs_what_one_of_a_short_episode_does() -> None:
+    """Fails when the context so far is copied or encoded again at every turn."""
+    short = Workload(TEXTS["long"], 8, GROUP)
+    long = Workload(TEXTS["long"], 64, GROUP)
+    costs = [(_cpu(short), _cpu(long)) for _ in range(4)]
+    at_8, at_64 = (min(column) for column in zip(*costs, strict=True))
+    assert at_64 < 1.6 * at_8
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_episode_holds_16_bytes_a_token_and_8_kib(text: str) -> None:
+    """Everything that is kept of it: records of its turns, spans, what the group holds."""
+    for turns in (8, 64):
+        work = Workload(TEXTS[text], turns, GROUP)
+        sizes = TEXTS[text]
+        tokens = sizes.prompt + turns * sizes.sampled + (turns - 1) * sizes.answer
+        kib = measured("memory", play, work, 1)["kib"]
+        assert 1024 * kib <= 16 * tokens + 8192
+
+
+def test_a_prompt_becomes_json_in_a_fraction_of_what_json_takes() -> None:
+    tokens = array("i", random.Random(0).choices(range(150_000), k=8192))
+    request = SampleRequest("p", tokens, 64, (2,), 1, SamplingParams())
+    plain = http_turn.body_of(tokens.tolist(), 1)
+    ours, theirs = _best(lambda: sample_body(request, "w", 1, seed=1), lambda: json.dumps(plain))
+    assert ours < 0.4 * theirs
+
+
+def test_a_turn_over_http_costs_a_fraction_of_what_plain_httpx_takes() -> None:
+    """Fails when a turn opens a client or a connection of its own."""
+    with http_turn.stub() as url:
+        found = http_turn.measure(url, 1024, 16, 160, 2, ("mtrl", "httpx"))
+    assert found["mtrl"] < 0.25 * found["httpx"]
+
+
+def _cpu(work: Workload) -> float:
+    return measured("cpu", play, work, 1)["us"]
+
+
+def _best(*functions: Callable[[], object], rounds: int = 7) -> Sequence[float]:
+    """Seconds of CPU of each, the best of some rounds in turns."""
+    best = [float("inf")] * len(functions)
+    for _ in range(rounds):
+        for index, function in enumerate(functions):
+            since = time.thread_time()
+            function()
+            best[index] = min(best[index], time.thread_time() - since)
+    return best
