@@ -246,21 +246,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--in-flight", type=int, nargs="+", default=IN_FLIGHT)
+    names = [name for name, _, _ in CLIENTS]
+    parser.add_argument("--clients", nargs="+", choices=names, default=names)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         serve()
         return
-    names = [name for name, _, _ in CLIENTS]
     rows: list[dict[str, object]] = []
-    print(f"{'tokens':>6} {'in flight':>9} {'client':>20} {'µs a turn':>10} {'× mtrl':>7}")
+    print(f"{'tokens':>6} {'in flight':>9} {'client':>20} {'µs a turn':>10} {'ratio':>7}")
     with stub() as url:
         for tokens in asked.tokens:
             for in_flight in asked.in_flight:
-                found = measure(url, tokens, in_flight, asked.turns, asked.rounds, names)
+                found = measure(url, tokens, in_flight, asked.turns, asked.rounds, asked.clients)
                 for name, cost in found.items():
-                    ratio = cost / found["mtrl"]
+                    ratio = cost / found[asked.clients[0]]
                     print(f"{tokens:6} {in_flight:9} {name:>20} {cost:10.0f} {ratio:7.1f}")
                 print(f"  load {load()}", flush=True)
                 rows.append({"tokens": tokens, "in_flight": in_flight, "us_a_turn": found})

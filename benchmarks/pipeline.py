@@ -23,7 +23,6 @@ change; the scripted server counts every sample on other weights than its group'
 
 import argparse
 import asyncio
-import json
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from pathlib import Path
 from statistics import fmean
 from time import monotonic
 
+from benchmarks.facts import write
 from mtrl_cli.config.schema import Experiment, GroupConfig, RunConfig, ServerConfig, TrainConfig
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import MemberFinished
@@ -281,8 +281,7 @@ def main() -> None:
     for case in cases():
         measured.append(best([asyncio.run(measure(case)) for _ in range(asked.repeat)]))
         print(table_row(measured[-1]), flush=True)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps([asdict(figures) for figures in measured], indent=2))
+    write(asked.json, "pipeline", [asdict(figures) for figures in measured])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """CPU that the quick commands take, beside a bare Python and beside their budgets.
 
-    python benchmarks/startup.py [--repeat N] [--json]
+    python -m benchmarks.startup [--repeat N] [--json FILE]
 
 Each command is run N times, in turn with ``python -c pass`` so that what else the machine does
 falls on all of them; the figure is the smallest CPU time (user and system, children included), and
@@ -9,7 +9,6 @@ what is held against them is 8 ms times the ratio. `show` reads a run of two ste
 """
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -19,7 +18,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.facts import load, write
+
+ROOT = Path(__file__).resolve().parents[1]
 MTRL = (sys.executable, "-m", "mtrl_cli")
+COMPLETION = (sys.executable, "-c", "from mtrl_cli.__main__ import main; main()")
 TINY = ("train.steps=2", "group.per_step=2", "group.size=4", "eval.games=0")
 
 COMMANDS: dict[str, tuple[Sequence[str], int | None]] = {
@@ -32,6 +35,8 @@ COMMANDS: dict[str, tuple[Sequence[str], int | None]] = {
     "mtrl config list": ((*MTRL, "config", "list"), None),
     "mtrl config show": ((*MTRL, "config", "show"), 500),
     "mtrl rollout --dry-run": ((*MTRL, "rollout", "--dry-run"), 500),
+    "mtrl doctor --help": ((*MTRL, "doctor", "--help"), 250),
+    "completion (mtrl tr…)": (COMPLETION, 150),
 }
 """What is run, and its budget in ms of CPU."""
 
@@ -62,7 +67,9 @@ class Figure:
 def cpu_seconds(command: Sequence[str], folder: Path) -> float:
     """User and system time of one run of ``command``."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environ = {**os.environ, "MTRL_HOME": str(folder / "home")}
+    environ = {**os.environ, "MTRL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    if command is COMPLETION:
+        environ |= {"_MTRL_COMPLETE": "complete_bash", "COMP_WORDS": "mtrl tr", "COMP_CWORD": "1"}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr.decode()}")
@@ -88,20 +95,16 @@ def measure(repeat: int) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=10, metavar="N")
-    parser.add_argument("--json", action="store_true", help="print JSON alone")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     asked = parser.parse_args()
     figures = measure(asked.repeat)
-    facts = {"load": os.getloadavg(), "figures": [asdict(figure) for figure in figures]}
-    if asked.json:
-        print(json.dumps(facts, indent=2))
-        return
-    print(f"load {facts['load']}, best of {asked.repeat}")
+    print(f"load {load()}, best of {asked.repeat}")
     print(f"{'command':<24}{'CPU ms':>8}{'ratio':>8}{'scaled':>8}{'budget':>8}")
     for one in figures:
         budget = "" if one.budget_ms is None else str(one.budget_ms)
         measured = f"{one.cpu_ms:>8.0f}{one.ratio:>8.1f}{one.scaled_ms:>8.0f}"
         print(f"{one.command:<24}{measured}{budget:>8}  {one.verdict}".rstrip())
-    print(json.dumps(facts))
+    write(asked.json, "startup", [asdict(figure) for figure in figures])
 
 
 if __name__ == "__main__":
