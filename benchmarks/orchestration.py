@@ -138,7 +138,7 @@ def compare_all(asked: Sequence[Case], pythons: dict[str, str]) -> Iterator[Foun
         if case.what == "concurrent":
             found = {}
             for one in pythons.items():
-                # The peer keeps every observation of 10,000 long episodes: tens of GiB.
+                # The peer keeps every observation of 10,000 long episodes: more than 3 GiB.
                 if one[0] == "mtrl" or case.text == "short" or case.episodes < 10_000:
                     with Player(*one) as player:
                         found[player.name] = player.measure(case)
