@@ -45,7 +45,10 @@ CANNOT: Mapping[str, str] = {
     "mtrl export last --format parquet": _SINKS.replace("sinks", "export"),
     "mtrl export last --format parquet --step 12": _SINKS.replace("sinks", "export"),
     "mtrl export last --format transferqueue --to 10.0.0.5:6379": _QUEUE,
-    "python benchmarks/http_turn.py --turns 2000 --rounds 3": _MINUTES,
+    "python -m benchmarks.orchestration --json orchestration.json": _MINUTES,
+    "python -m benchmarks.http_turn --turns 2000 --rounds 3 --json http_turn.json": _MINUTES,
+    "python -m benchmarks.embedded --json embedded.json": _MINUTES,
+    "python -m benchmarks.startup --json startup.json": _MINUTES,
     "python -m benchmarks.pipeline --repeat 3 --json pipeline.json": _MINUTES,
 }
 
