@@ -29,7 +29,7 @@ from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import Environment, InfrastructureFailure
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from aiohttp import ClientSession, StreamReader, TraceRequestRedirectParams
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _BUSY = (429, 503)
@@ -85,7 +85,7 @@ class RemoteFactory:
                 asyncio.timeout(self._deadlines.open),
                 client.get(f"{self._url}/schema") as answer,
             ):
-                text = await answer.text()
+                schema = await _whole(answer.content)
                 status = answer.status
         except (ClientError, OSError, ValueError) as error:
             why = "no answer in time" if isinstance(error, TimeoutError) else line(error)
@@ -99,8 +99,9 @@ class RemoteFactory:
             )
         if status in _BUSY:
             return
-        with contextlib.suppress(ValueError):
-            if status == 200 and "action" in json.loads(text):
+        with contextlib.suppress(ValueError, RecursionError):
+            said = json.loads(schema)
+            if status == 200 and isinstance(said, dict) and "action" in said:
                 return
         raise MtrlError(
             f"env.base_url: {self.place} is no OpenEnv server (/schema: status {status}); give the"
@@ -195,14 +196,44 @@ class RemoteFactory:
 
     def _made(self) -> "ClientSession":
         if self._client is None:
-            from aiohttp import ClientSession, ClientTimeout, TCPConnector
+            from aiohttp import ClientSession, ClientTimeout, TCPConnector, TraceConfig
 
+            redirects = TraceConfig()
+            redirects.on_request_redirect.append(_stays)
             self._client = ClientSession(
+                trace_configs=[redirects],
                 connector=TCPConnector(limit=0),
                 headers=self._headers,
                 timeout=ClientTimeout(total=None),
             )
         return self._client
+
+
+async def _whole(content: "StreamReader") -> bytes:
+    """Raises: ValueError: it does not end."""
+    body = b""
+    async for piece in content.iter_chunked(2**16):
+        body += piece
+        if len(body) > LARGEST_FRAME:
+            raise ValueError(f"its /schema is longer than {LARGEST_FRAME:,} bytes")
+    return body
+
+
+async def _stays(session: object, context: object, redirect: "TraceRequestRedirectParams") -> None:
+    """Follow no redirect to another host: ``env.headers`` would go there too.
+
+    Raises:
+        ClientError: it leads to one.
+    """
+    from aiohttp import ClientError
+    from yarl import URL
+
+    try:
+        host = redirect.url.join(URL(redirect.response.headers.get("Location", ""))).host
+    except ValueError:
+        return  # no address, which is told by who would follow it
+    if host != redirect.url.host:
+        raise ClientError(f"it redirects to {host}: write the final address")
 
 
 def without_password(url: str) -> str:

@@ -228,27 +228,6 @@ async def test_frames_that_make_no_sense(frame: str | bytes, reason: str) -> Non
             await environment.step(act())
 
 
-@pytest.mark.parametrize("around", ["state", "error", "observation"])
-async def test_frames_as_deep_as_the_parser_goes(around: str, caplog: Any) -> None:
-    """What can be read need not be possible to write; nobody waits for a reader that fell over."""
-    for depth in range(880, 990, 9):
-        deep = "[" * depth + "]" * depth
-        frame = (
-            f'{{"type":"{around}","data":{{"code":{deep},"message":{deep},"observation":{deep}}}}}'
-        )
-
-        async def speaks(peer: Peer, frame: str = frame) -> None:
-            await peer.ask()
-            await peer.socket.send_str(frame)
-            await peer.ask()
-
-        async with begun(speaks) as (environment, _):
-            with pytest.raises((SessionLost, EnvironmentFault)) as caught:
-                await environment.step(act())
-            assert "deadline" not in str(caught.value)
-    assert caplog.records == []
-
-
 async def test_an_answer_that_nobody_asked_for_ends_the_session() -> None:
     async def doubles(peer: Peer) -> None:
         await peer.ask()
