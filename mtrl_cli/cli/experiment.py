@@ -13,7 +13,6 @@ from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.schema import Experiment
-from mtrl_cli.display.state import DisplayPlan
 from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import UsageError
@@ -21,6 +20,7 @@ from mtrl_cli.runs.places import check_runs_dir
 
 if TYPE_CHECKING:
     from mtrl_cli.cli.session import Output, Session, Work
+    from mtrl_cli.display.state import DisplayPlan
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,10 @@ def prepared(
     return session, work
 
 
-def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> DisplayPlan:
+def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "DisplayPlan":
     """What is shown of a run; ``policies`` is how many an evaluation plays."""
+    from mtrl_cli.display.state import DisplayPlan
+
     return DisplayPlan(
         title=f"{asked.command} {experiment.name}",
         games=experiment.eval.games,
