@@ -24,7 +24,9 @@ _RECORDS = ("ledger.jsonl", "groups.jsonl", "commits.jsonl", "metrics.jsonl")
 def run_folder(cwd: Path) -> Path | None:
     """The folder of the one run below ``cwd``; None where no run began."""
     runs = cwd / "runs"
-    found = [path for path in runs.iterdir() if not path.is_symlink()] if runs.exists() else []
+    # A name with a dot is the link `latest` on its way: gone before it is looked at.
+    names = list(runs.iterdir()) if runs.exists() else []
+    found = [path for path in names if path.name[0] != "." and not path.is_symlink()]
     assert len(found) <= 1
     return found[0] if found else None
 
