@@ -281,6 +281,7 @@ def test_a_server_of_environments_that_is_started(world: World) -> None:
     assert not (world.folder / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_remote_server_of_environments(world: World) -> None:
     served = ServedEnvironments(
         app=None, entrypoint=CLASS, params={}, concurrency=2, log=world.folder / "served.log"

@@ -83,6 +83,7 @@ def test_greedy_and_alone(trained: World) -> None:
     assert (evaluation["eval"]["temperature"], evaluation["eval"]["versus"]) == (0.0, None)
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_whole_pairs(trained: World, tmp_path: Path) -> None:
     running = subprocess.Popen(
         command("eval", "policy=last", "eval.games=20000", "run.concurrency=8", "--json"),

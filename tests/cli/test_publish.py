@@ -83,6 +83,7 @@ def test_names_are_listed_played_and_never_given_twice(trained: World) -> None:
     assert dry["policy"] == first["uri"]
 
 
+@pytest.mark.long
 def test_a_wrong_policy_leaves_no_run_behind(trained: World) -> None:
     published(trained, "last", "--name", "second")
     before = sorted(path.name for path in (trained.folder / "runs").iterdir())
@@ -99,6 +100,7 @@ def test_a_wrong_policy_leaves_no_run_behind(trained: World) -> None:
     assert sorted(path.name for path in (trained.folder / "runs").iterdir()) == before
 
 
+@pytest.mark.long
 def test_a_policy_that_is_gone_is_told_before_anything_is_sampled(trained: World) -> None:
     absent = "policy=tinker://model_0123456789ab/sampler_weights/x"
     done = trained.mtrl("rollout", absent, "--groups", "1")
@@ -181,6 +183,7 @@ def test_exported_weights_are_the_stores_and_give_the_samplers_logprobs(trained:
     assert not list(trained.folder.glob(".mtrl-export-*"))
 
 
+@pytest.mark.long
 def test_an_adapter_is_exported_as_one(tmp_path: Path) -> None:
     world = World(tmp_path)
     assert world.mtrl("train", *TINY, "train.lora_rank=4", "eval.games=0").returncode == 0
@@ -196,6 +199,7 @@ def test_an_adapter_is_exported_as_one(tmp_path: Path) -> None:
     assert f"layer{shape.layers - 1}.qkv" in base
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_is_published_from_its_commits(tmp_path: Path) -> None:
     world = World(tmp_path)
     running = subprocess.Popen(
@@ -228,6 +232,7 @@ def scripted(server: ScriptedPolicyServer, *overrides: str) -> list[str]:
     return [*SMALL, f'server.base_url="{server.url}"', "train.steps=1", key, *overrides]
 
 
+@pytest.mark.long
 def test_a_server_without_a_list_is_said_to_be_unverified(tmp_path: Path) -> None:
     world = World(tmp_path)
     with ScriptedPolicyServer(api_key=KEY) as server:
@@ -248,7 +253,7 @@ def test_a_server_without_a_list_is_said_to_be_unverified(tmp_path: Path) -> Non
     assert rows[1].split()[-2] == "no"
 
 
-@pytest.mark.parametrize("snapshots", ["live", "newest_only"])
+@pytest.mark.parametrize("snapshots", ["live", pytest.param("newest_only", marks=pytest.mark.long)])
 def test_snapshots_that_do_not_last_get_no_name(
     tmp_path: Path, snapshots: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,11 @@ def test_a_dry_run_says_where_it_would_begin(tmp_path: Path) -> None:
     ("after", "refused"),
     [
         ([], True),
-        ([("call", "a1/optim_step/3", "unknown", {"kind": "optim_step", "model": "m"})], True),
+        pytest.param(
+            [("call", "a1/optim_step/3", "unknown", {"kind": "optim_step", "model": "m"})],
+            True,
+            marks=pytest.mark.long,
+        ),
         ([("call", "a1/optim_step/3", "done", {"kind": "optim_step", "model": "m"})], False),
     ],
     ids=["gradients", "a step of unknown outcome", "stepped"],
@@ -184,6 +188,7 @@ def test_secrets_and_the_folder_of_runs_are_not_compared() -> None:
     assert differences(compose("blackjack"), other, 0) == []
 
 
+@pytest.mark.long
 def test_an_earlier_state_where_the_server_has_lost_the_last_one(tmp_path: Path) -> None:
     store = tmp_path / "store"
     settings = (

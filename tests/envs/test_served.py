@@ -317,6 +317,7 @@ def test_an_application_is_told_how_many_sessions(tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.long
 async def test_a_server_that_is_gone_is_infrastructure() -> None:
     factory = RemoteFactory("http://127.0.0.1:9", Words())
     with pytest.raises(InfrastructureFailure, match="Cannot connect"):

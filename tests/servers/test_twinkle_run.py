@@ -209,6 +209,7 @@ def test_a_run_that_broke_off_is_resumed_from_its_last_state(tmp_path, server, b
     assert server.slots == set()
 
 
+@pytest.mark.long
 def test_a_killed_runs_slot_is_freed_by_cancel(tmp_path, server):
     one = tenant(tmp_path, "one", server)
     with one.training("train.steps=50") as run:
@@ -222,6 +223,7 @@ def test_a_killed_runs_slot_is_freed_by_cancel(tmp_path, server):
     assert server.slots == set()
 
 
+@pytest.mark.long
 def test_stopping_one_tenant_leaves_the_other_unharmed(tmp_path, server):
     staying, leaving = (tenant(tmp_path, name, server) for name in "ab")
     staying.world.script(step=Act(gate="step", instances=(5,)))  # in its second step

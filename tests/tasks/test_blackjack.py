@@ -76,7 +76,10 @@ def test_the_exact_values_are_what_enumeration_gives(name: str) -> None:
     assert mean_return(policy) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=[] if one == "random" else pytest.mark.long) for one in EXACT],
+)
 def test_the_environment_plays_by_these_rules(name: str) -> None:
     policy, expected = EXACT[name]
     draw, environment = random.Random(1), BlackjackEnvironment()
