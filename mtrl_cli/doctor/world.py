@@ -12,6 +12,7 @@ from mtrl_cli.doctor.report import Speaker
 from mtrl_cli.rollout.held import borrow_environment
 from mtrl_cli.rollout.ports import EnvironmentFactory, Message, Task, ToolCall, ToolError, ToolSpec
 from mtrl_cli.rollout.resources import RolloutResources
+from mtrl_cli.rollout.task_fault import conversation, own_code, task_sample
 
 SEED = 20_240_229
 """Of the two episodes; any will do."""
@@ -29,7 +30,7 @@ async def played(
     Raises:
         RolloutError: an operation failed.
     """
-    sample, seen = task.sample(SEED), []
+    sample, seen = task_sample(task, SEED), []
     for last in (False, True):
         async with resources.scope("doctor") as scope:
             environment = await borrow_environment(scope, envs)
@@ -49,7 +50,8 @@ async def played(
         speaker.warn("it was not stepped: the task has no tool", "see docs/custom-task.md")
     else:
         speaker.ok(stepped)
-    return list(task.messages(sample, seen[1]))
+    with own_code(task, "messages"):
+        return list(conversation(task.messages(sample, seen[1])))
 
 
 async def _stepped(environment: Any, task: Task) -> str | None:

@@ -9,6 +9,7 @@ from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.held import borrow_environment
 from mtrl_cli.rollout.ports import EnvironmentFactory, RolloutError, Task
 from mtrl_cli.rollout.resources import RolloutResources
+from mtrl_cli.rollout.task_fault import task_sample
 
 _SEED = 20_240_229
 """Of the two episodes; any will do."""
@@ -23,9 +24,9 @@ async def seed_notice(envs: EnvironmentFactory, task: Task, resources: RolloutRe
     Raises:
         MtrlError: no episode could be played at all, as the game cannot be loaded for example.
     """
-    sample = task.sample(_SEED)
     seen = []
     try:
+        sample = task_sample(task, _SEED)
         for _ in range(2):
             async with resources.scope("check") as scope:
                 environment = await borrow_environment(scope, envs)

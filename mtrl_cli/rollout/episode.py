@@ -48,7 +48,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.resources import RolloutResources, Scope
 from mtrl_cli.rollout.settle import is_being_cancelled
-from mtrl_cli.rollout.task_fault import TaskFault, own_code
+from mtrl_cli.rollout.task_fault import TaskFault, own_code, plain
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import FAILED, CallRecord, Stop, Trajectory, Turn
 
@@ -122,10 +122,11 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
     finally:
         trajectory.seconds_environment += time.monotonic() - since
     harness = await borrow_harness(scope, parts.harnesses, task, group.harness)
-    trajectory.opening = await harness.open(group.task, admission.member, observation)
-    with own_code(task, "messages"):  # what it returned may be no messages at all
-        _refuse_endless(trajectory.opening, longest)
-        prompt = chat.prompt(trajectory.opening, task.tools)
+    opening = await harness.open(group.task, admission.member, observation)
+    with own_code(*harness.opener):  # what it returned may be messages that nobody can render
+        _refuse_endless(opening, longest)
+        prompt = chat.prompt(opening, task.tools)
+        trajectory.opening = plain(opening)
     trajectory.tokens = tokens = TokenSequence(prompt)
 
     seed_of = admission.turn_seeds()

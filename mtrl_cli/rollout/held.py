@@ -7,9 +7,11 @@ scope returns what it holds. A finished environment is never stepped again. What
 raises, a harness or ``messages``, is a fault of its episode (`task_fault`).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
     AssistantTurn,
     Environment,
@@ -23,7 +25,10 @@ from mtrl_cli.rollout.ports import (
     ToolCall,
 )
 from mtrl_cli.rollout.resources import Scope
-from mtrl_cli.rollout.task_fault import own_code
+from mtrl_cli.rollout.task_fault import conversation, own_code, tool_calls
+from mtrl_cli.rollout.task_fault import text as told
+
+T = TypeVar("T")
 
 
 async def borrow_environment(scope: Scope, factory: EnvironmentFactory) -> Environment:
@@ -33,11 +38,27 @@ async def borrow_environment(scope: Scope, factory: EnvironmentFactory) -> Envir
 
 async def borrow_harness(
     scope: Scope, factory: HarnessFactory | None, task: Task, metadata: Mapping[str, Any]
-) -> Harness:
+) -> "HeldHarness | PlainHarness":
     """Borrow the task's harness until the scope is left; a task without one gets a plain one."""
     if factory is None:
         return PlainHarness(task)
-    return HeldHarness(scope, await scope.borrow(factory.lender(metadata)))
+    with own_code(factory, "lender"):
+        lender = _guarded(factory, factory.lender(metadata))
+    return HeldHarness(scope, await scope.borrow(lender))
+
+
+def _guarded(factory: HarnessFactory, lender: Lender[Harness]) -> Lender[Harness]:
+    """What the task's own code raises on the two ways is a fault, too."""
+
+    async def make(key: str) -> Harness:
+        with own_code(factory, "lender"):
+            return await lender.make(key)
+
+    async def give_back(harness: Harness) -> None:
+        with own_code(harness, "close"):
+            await lender.give_back(harness)
+
+    return replace(lender, make=make, give_back=give_back)
 
 
 class HeldEnvironment:
@@ -68,19 +89,28 @@ class HeldHarness:
     def __init__(self, scope: Scope, harness: Harness) -> None:
         self._scope = scope
         self._harness = harness
+        self.opener: tuple[object, str] = (harness, "open")
+        """Whose method makes the opening, and which."""
 
     async def open(self, sample: TaskSample, member: int, observation: str) -> Sequence[Message]:
-        with own_code(self._harness, "open"):
-            opening = self._harness.open(sample, member, observation)
-            return await self._scope.protect(opening, self._harness)
+        return await self._run(
+            "open", conversation, lambda: self._harness.open(sample, member, observation)
+        )
 
     async def calls(self, turn: AssistantTurn) -> Sequence[ToolCall]:
-        with own_code(self._harness, "calls"):
-            return await self._scope.protect(self._harness.calls(turn), self._harness)
+        return await self._run("calls", tool_calls, lambda: self._harness.calls(turn))
 
     async def answer(self, call: ToolCall, text: str) -> str:
-        with own_code(self._harness, "answer"):
-            return await self._scope.protect(self._harness.answer(call, text), self._harness)
+        return await self._run("answer", told, lambda: self._harness.answer(call, text))
+
+    async def _run(
+        self, operation: str, checked: Callable[[Any], T], begin: Callable[[], Awaitable[Any]]
+    ) -> T:
+        async def run() -> T:
+            with own_code(self._harness, operation):
+                return checked(await begin())
+
+        return await self._scope.protect(run(), self._harness)
 
     async def close(self) -> None:
         """Nothing: the scope returns the harness."""
@@ -91,10 +121,11 @@ class PlainHarness:
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        self.opener: tuple[object, str] = (task, "messages")
 
     async def open(self, sample: TaskSample, member: int, observation: str) -> Sequence[Message]:
         with own_code(self._task, "messages"):
-            return self._task.messages(sample, observation)
+            return conversation(self._task.messages(sample, observation))
 
     async def calls(self, turn: AssistantTurn) -> Sequence[ToolCall]:
         return turn.calls

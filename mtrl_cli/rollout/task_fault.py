@@ -1,19 +1,36 @@
 """What the task's own code raises in an episode: a fault of that episode, told with its place.
 
 The place is the innermost line of the task's own file; the traceback goes with the fault, for
-whoever keeps it.
+whoever keeps it. What its methods return is checked where it comes in, so that a wrong value is
+their fault, too, and not an error somewhere behind.
 """
 
+import asyncio
+import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from mtrl_cli.errors import MtrlError
-from mtrl_cli.rollout.ports import EnvironmentFault, RolloutError
+from mtrl_cli.rollout.ports import (
+    ContextOverflow,
+    EnvironmentFault,
+    Message,
+    RolloutError,
+    Task,
+    TaskSample,
+    ToolCall,
+    ToolError,
+)
+from mtrl_cli.rollout.settle import is_being_cancelled
 
 _LONGEST = 300
 """Characters of an error's first line that are told."""
+
+_LONGEST_VALUE = 80
+"""Characters of a wrong value."""
 
 
 class TaskFault(EnvironmentFault):
@@ -24,23 +41,151 @@ class TaskFault(EnvironmentFault):
         self.trace = trace
 
 
+class WrongValueError(Exception):
+    """What a method returned is not what it is to return; see `own_code`."""
+
+
+class TaskBrokenError(MtrlError):
+    """The task's own code failed where no episode stands for it. ``trace`` is the traceback."""
+
+    def __init__(self, text: str, trace: str) -> None:
+        super().__init__(text)
+        self.trace = trace
+
+
 @contextmanager
 def own_code(owner: object, operation: str) -> Iterator[None]:
     """Inside, a method of the task or its harness runs.
 
+    A coroutine of the task's must be awaited inside, in the task (of asyncio) that runs it: a
+    SystemExit that leaves a task ends the event loop.
+
     Raises:
         TaskFault: it raised. Failures that it attributes itself, and errors that are meant to
-            end the run, go through.
+            end the run, go through, and so do our own cancellation and a KeyboardInterrupt.
     """
     try:
         yield
-    except (RolloutError, MtrlError):
+    except (KeyboardInterrupt, GeneratorExit, MtrlError):
         raise
-    except (Exception, SystemExit) as error:
-        trace = "".join(traceback.format_exception(error))
-        place = _place(owner, error)
-        text = f"{type(owner).__name__}.{operation} raised {_told(error)}{place}"
-        raise TaskFault(text, trace) from error
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        raise _fault(owner, operation, error) from error
+    except RolloutError as error:
+        if not isinstance(error, ToolError | ContextOverflow):  # an answer of others than these
+            raise
+        raise _fault(owner, operation, error) from error
+    except BaseException as error:
+        raise _fault(owner, operation, error) from error
+
+
+def task_sample(task: Task, seed: int) -> TaskSample:
+    """The task's sample of a seed.
+
+    Raises:
+        TaskFault: its method raised, or returned none.
+    """
+    with own_code(task, "sample"):
+        sample: Any = task.sample(seed)
+        if not isinstance(sample, TaskSample):
+            raise _wrong(sample, "a TaskSample")
+        if not isinstance(sample.id, str):
+            raise _wrong(sample, "a TaskSample whose id is a string")
+        return sample
+
+
+def sample_of_group(task: Task, seed: int, group: int) -> TaskSample:
+    """`task_sample` for a group that is to be played.
+
+    Raises:
+        TaskBrokenError: there is none.
+    """
+    try:
+        return task_sample(task, seed)
+    except TaskFault as fault:
+        raise TaskBrokenError(f"no task sample for group {group}: {fault}", fault.trace) from fault
+
+
+def conversation(messages: Any) -> Sequence[Message]:
+    """What a method returned as messages.
+
+    Raises:
+        WrongValueError: it is none.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise _wrong(messages, "a list of messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise _wrong(message, 'a mapping with a "role"', f"as message {index} ")
+    return messages
+
+
+def plain(messages: Sequence[Message]) -> Sequence[Message]:
+    """A copy of messages as they are recorded: their owner may go on writing in its own.
+
+    Raises:
+        WrongValueError, TypeError, ValueError: JSON cannot hold them.
+    """
+    copied: list[Message] = json.loads(json.dumps(messages, default=_as_dict))
+    return copied
+
+
+def _as_dict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise _wrong(value, "text or a number", "in its messages ")
+
+
+def tool_calls(calls: Any) -> Sequence[ToolCall]:
+    """What a harness returned as a turn's calls; None is none.
+
+    Raises:
+        WrongValueError: it is none.
+    """
+    if calls is None:
+        return ()
+    if not isinstance(calls, list | tuple):
+        raise _wrong(calls, "a list of ToolCall")
+    for call in calls:
+        if not isinstance(call, ToolCall):
+            raise _wrong(call, "a ToolCall", "as a call ")
+        if not isinstance(call.name, str) or not isinstance(call.arguments, Mapping):
+            raise _wrong(call, "a ToolCall with a name and a mapping of arguments", "as a call ")
+        if not isinstance(call.error, str | None):
+            raise _wrong(call, "a ToolCall whose error is a string or None", "as a call ")
+    return calls
+
+
+def text(answer: Any) -> str:
+    """What a harness returned as an answer's text.
+
+    Raises:
+        WrongValueError: it is none.
+    """
+    if not isinstance(answer, str):
+        raise _wrong(answer, "a string")
+    return answer
+
+
+def _wrong(value: object, wanted: str, where: str = "") -> WrongValueError:
+    return WrongValueError(f"{_shown(value)} {where}where {wanted} is needed")
+
+
+def _fault(owner: object, operation: str, error: BaseException) -> TaskFault:
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, WrongValueError):
+        return TaskFault(f"{type(owner).__name__}.{operation} returned {error}", trace)
+    place = _place(owner, error)
+    return TaskFault(f"{type(owner).__name__}.{operation} raised {_told(error)}{place}", trace)
+
+
+def _shown(value: object) -> str:
+    try:
+        whole = repr(value)
+    except Exception:  # somebody else's code, too
+        whole = f"an object of {type(value).__name__}"
+    return whole if len(whole) <= _LONGEST_VALUE else f"{whole[:_LONGEST_VALUE]}…"
 
 
 def _told(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import SamplingParams, Task
+from mtrl_cli.rollout.task_fault import sample_of_group
 from mtrl_cli.training.games import (
     Game,
     Played,
@@ -63,7 +64,11 @@ async def evaluate(
 def game_admissions(
     task: Task, policy: PolicySnapshot, plan: EvaluationPlan, run: str
 ) -> Iterator[GroupAdmission]:
-    """The plan's games under one policy, made one by one."""
+    """The plan's games under one policy, made one by one.
+
+    Raises:
+        TaskBrokenError: the task has no sample for one.
+    """
     for index in range(plan.games):
         yield GroupAdmission(
             run=run,
@@ -71,7 +76,7 @@ def game_admissions(
             run_seed=plan.seed,
             group=index,
             size=1,
-            task=task.sample(seeds.evaluation_task(plan.seed, index)),
+            task=sample_of_group(task, seeds.evaluation_task(plan.seed, index), index),
             policy=policy.uri,
             policy_step=policy.step,
             sampling=plan.sampling,

@@ -9,6 +9,7 @@ has issued nothing, and is cancelled. A second one, or a drain that takes longer
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields
@@ -22,6 +23,7 @@ from mtrl_cli.rollout.events import MemberFinished, Observer
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.settle import original
+from mtrl_cli.rollout.task_fault import TaskBrokenError
 from mtrl_cli.runs.commits import read_history
 from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import RunFolder
@@ -111,10 +113,10 @@ class Frame:
                 status, reason = "cancelled", "stopped by the user"
         except BaseExceptionGroup as group:
             error = original(group)
-            reason = str(error) or type(error).__name__
+            reason = self._reason(error)
             raise error from group
         except BaseException as error:
-            reason = str(error) or type(error).__name__
+            reason = self._reason(error)
             raise
         finally:
             try:
@@ -123,6 +125,12 @@ class Frame:
                 if status == "failed":
                     self._failed()
         return self._finished(status, reason)
+
+    def _reason(self, error: BaseException) -> str:
+        if isinstance(error, TaskBrokenError):
+            with contextlib.suppress(OSError):  # a full disk is not what the run failed for
+                self.folder.log(error.trace)
+        return str(error) or type(error).__name__
 
     def policy(self, policy: PolicySnapshot) -> None:
         """Note the policy that the run has reached."""

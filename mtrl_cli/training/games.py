@@ -17,6 +17,7 @@ from typing import Any
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.ports import Task
+from mtrl_cli.rollout.task_fault import TaskBrokenError, TaskFault, own_code
 from mtrl_cli.rollout.trajectory import Stop, Trajectory
 from mtrl_cli.runs.files import write_document
 from mtrl_cli.training.events import Comparison, Evaluated
@@ -81,9 +82,22 @@ class Played:
 
 
 def pass_rule(task: Task) -> PassRule:
-    """When an episode counts as passed: the task's own ``passed(reward)``, else reward > 0."""
+    """When an episode counts as passed: the task's own ``passed(reward)``, else reward > 0.
+
+    The rule raises TaskBrokenError where the task's raises.
+    """
     rule = getattr(task, "passed", None)
-    return rule if callable(rule) else _above_zero
+    if not callable(rule):
+        return _above_zero
+
+    def passed(reward: float) -> bool:
+        try:
+            with own_code(task, "passed"):
+                return bool(rule(reward))
+        except TaskFault as fault:
+            raise TaskBrokenError(f"whether a game is passed: {fault}", fault.trace) from fault
+
+    return passed
 
 
 def game_of(group: Group, passed: PassRule) -> Game:
@@ -97,7 +111,7 @@ def game_of(group: Group, passed: PassRule) -> Game:
         index=index,
         reward=member.reward,
         stop=member.stop.value,
-        passed=bool(passed(member.reward)),
+        passed=passed(member.reward),
         turns=len(member.turns),
         invalid=_invalid(member),
     )

@@ -30,7 +30,7 @@ from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.rollout.ports import Task
 from mtrl_cli.rollout.settle import finish
-from mtrl_cli.rollout.task_fault import TaskFault, own_code
+from mtrl_cli.rollout.task_fault import sample_of_group
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import References, trajectory_file, write_trajectories
@@ -180,12 +180,7 @@ class TrainingLoop:
                 self._record_group(group, "dropped")
 
     def _admit(self, group: int, policy: PolicySnapshot) -> GroupAdmission:
-        try:
-            with own_code(self._task, "sample"):
-                task = self._task.sample(seeds.training_task(self._plan.seed, group))
-        except TaskFault as fault:
-            self._folder.log(fault.trace)
-            raise MtrlError(f"no task sample for group {group}: {fault}") from fault
+        task = sample_of_group(self._task, seeds.training_task(self._plan.seed, group), group)
         admission = self._plan.admission(self._folder.id, "train", group, task, policy)
         self._open_groups.add(group)
         self._record_group(

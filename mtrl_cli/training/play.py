@@ -18,6 +18,7 @@ from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import Task
+from mtrl_cli.rollout.task_fault import sample_of_group
 from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
@@ -89,7 +90,7 @@ def _admissions(
     """Made one by one, as there is room for them."""
     plan = frame.plan
     for group in range(groups):
-        sample = task.sample(seeds.derive("task/rollout", plan.seed, group))
+        sample = sample_of_group(task, seeds.derive("task/rollout", plan.seed, group), group)
         yield plan.admission(frame.folder.id, "rollout", group, sample, policy)
 
 

@@ -17,6 +17,14 @@ class Broken(Blackjack):
         return self.words["opening"]
 """
 
+NONE = """
+from mtrl_cli.tasks.blackjack.task import Blackjack
+
+
+class Broken(Blackjack):
+    {body}
+"""
+
 
 @pytest.mark.parametrize(
     ("method", "says"),
@@ -43,3 +51,30 @@ async def test_a_task_that_always_fails_ends_the_run(
     assert log.stat().st_mode & 0o077 == 0
     assert log.read_text().count("Traceback (most recent call last)") == 1
     assert 'return self.words["opening"]' in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "overrides", "says"),
+    [
+        ("def sample(self, seed): return None", (),
+         "no task sample for group 0: Broken.sample returned None where a TaskSample is needed"),
+        ("def sample(self, seed): return None", ("eval.games=2",),
+         "no task sample for group 0: Broken.sample returned None where a TaskSample is needed"),
+        ("def passed(self, reward): return self.least < reward", ("eval.games=2",),
+         "whether a game is passed: Broken.passed raised AttributeError: "),
+    ],
+)  # fmt: skip
+async def test_what_a_run_needs_of_its_task(
+    tmp_path: Path, body: str, overrides: tuple[str, ...], says: str
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(NONE.format(body=body))
+    with pytest.raises(MtrlError) as ended:
+        async with ScriptedPolicyServer() as server:
+            await train_on(
+                server.url, tmp_path / "runs", f"task.entrypoint={path}:Broken",
+                "env.check_seeds=false", *overrides,
+            )  # fmt: skip
+    assert str(ended.value).startswith(says)
+    log = tmp_path / "runs/latest/log.txt"
+    assert log.read_text().count("Traceback (most recent call last)") >= 1
