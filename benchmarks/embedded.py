@@ -33,7 +33,7 @@ from benchmarks.facts import load, write
 from mtrl_cli.rollout.ports import SampleRequest, SamplingParams
 from mtrl_cli.servers.interface import AdamSpec, Capabilities, Datum, LossSpec, ModelSpec
 from mtrl_cli.servers.launch import EmbeddedServer
-from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.servers.transport import Address
 
 IN_FLIGHT = (1, 16, 64)

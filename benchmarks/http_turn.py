@@ -34,7 +34,7 @@ from aiohttp import web
 from benchmarks.facts import load, write
 from mtrl_cli.rollout.ports import SampleRequest, SamplingParams
 from mtrl_cli.servers.interface import Capabilities
-from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.servers.transport import Address
 
 TOKENS = (256, 4096, 16_384)

@@ -41,7 +41,7 @@ from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.servers.interface import Capabilities, Snapshots
-from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.servers.transport import Address
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.testing.world import END, NumberChat, NumberTask, Script, World

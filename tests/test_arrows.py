@@ -154,7 +154,7 @@ def test_concrete_parts_are_put_together_in_one_place() -> None:
         ("envs.connect", "tasks.load"),
         ("envs.openenv_server", "tasks.load"),
         ("report.episodes", "chat.tokenizer"),  # reads single tokens
-        ("export.writers", "servers.tinker_codec"),  # writes its JSON
+        ("export.writers", "servers.tinker.codec"),  # writes its JSON
         ("doctor.unseen", "chat.tokenizer"),  # finds the file, and loads nothing
         ("doctor.unseen", "chat.errors"),
     }

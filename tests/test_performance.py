@@ -17,7 +17,7 @@ from benchmarks import http_turn
 from benchmarks.orchestration_mtrl import play
 from benchmarks.workload import GROUP, TEXTS, Workload, measured
 from mtrl_cli.rollout.ports import SampleRequest, SamplingParams
-from mtrl_cli.servers.tinker_codec import sample_body
+from mtrl_cli.servers.tinker.codec import sample_body
 
 
 def test_a_turn_of_a_long_episode_costs_what_one_of_a_short_episode_does() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from mtrl_cli.errors import UsageError
 from mtrl_cli.export.rows import Row, lacks_reference, rows, step_batch
 from mtrl_cli.runs.commits import Commit
-from mtrl_cli.servers.tinker_codec import datum_json
+from mtrl_cli.servers.tinker.codec import datum_json
 from mtrl_cli.training.batch import build_batch
 from mtrl_cli.training.plan import TrainingPlan
 

@@ -9,10 +9,10 @@ from mtrl_cli.runs.places import store_of
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities, TrainingService
 from mtrl_cli.servers.launch import EmbeddedServer
-from mtrl_cli.servers.tinker import TinkerService
-from mtrl_cli.servers.tinker_formats import Formats
-from mtrl_cli.servers.twinkle import TwinkleService
-from mtrl_cli.servers.twinkle_transport import TwinkleAddress
+from mtrl_cli.servers.tinker.formats import Formats
+from mtrl_cli.servers.tinker.service import TinkerService
+from mtrl_cli.servers.twinkle.service import TwinkleService
+from mtrl_cli.servers.twinkle.transport import TwinkleAddress
 
 
 def embedded_for(config: ServerConfig, *, log: Path | None = None) -> EmbeddedServer | None:

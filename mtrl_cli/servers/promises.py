@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mtrl_cli.servers.errors import Verdict, backoff, one_line, picture
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of
-from mtrl_cli.servers.tinker_formats import Packed, Result, read_result
+from mtrl_cli.servers.tinker.codec import MalformedReply, body_of
+from mtrl_cli.servers.tinker.formats import Packed, Result, read_result
 from mtrl_cli.servers.transport import NoReply, Reply
 
 Category = Literal["user", "server", "unknown"]

@@ -42,7 +42,7 @@ from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.ports import Sample, SampleRequest, SamplingParams
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import AdamSpec, Capabilities, Datum, LossSpec, ModelSpec
-from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker.service import TinkerService
 from tests.peers.venvs import interpreter
 
 HERE = Path(__file__).resolve().parent

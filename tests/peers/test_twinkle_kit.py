@@ -34,11 +34,11 @@ import pytest
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.servers.interface import AdamSpec, Datum, LossSpec, ModelSpec
-from mtrl_cli.servers.twinkle import TwinkleService
-from mtrl_cli.servers.twinkle_codec import forward_backward_body
-from mtrl_cli.servers.twinkle_errors import AdapterLost
-from mtrl_cli.servers.twinkle_losses import twinkle_loss
-from mtrl_cli.servers.twinkle_transport import TwinkleAddress
+from mtrl_cli.servers.twinkle.codec import forward_backward_body
+from mtrl_cli.servers.twinkle.errors import AdapterLost
+from mtrl_cli.servers.twinkle.losses import twinkle_loss
+from mtrl_cli.servers.twinkle.service import TwinkleService
+from mtrl_cli.servers.twinkle.transport import TwinkleAddress
 from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
 from tests.peers.twinkle_kit import PYTHON, serving
 from tests.servers.twinkle_kit import Trained, connected, trained_datum, turn

@@ -6,8 +6,8 @@ import pytest
 
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities
-from mtrl_cli.servers.tinker import TinkerService
-from mtrl_cli.servers.tinker_formats import Formats
+from mtrl_cli.servers.tinker.formats import Formats
+from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 
 CAPABILITIES = Capabilities(

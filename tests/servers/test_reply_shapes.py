@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from mtrl_cli.rollout.ports import RefusedTrajectory, Sample
 from mtrl_cli.rollout.tokens import LOGPROB_ALLOWANCE, TokenSequence
-from mtrl_cli.servers import tinker_codec, tinker_protobuf, twinkle_codec
 from mtrl_cli.servers.interface import ForwardBackwardResult
-from mtrl_cli.servers.tinker_codec import MalformedReply
+from mtrl_cli.servers.tinker import codec as tinker_codec
+from mtrl_cli.servers.tinker import protobuf as tinker_protobuf
+from mtrl_cli.servers.tinker.codec import MalformedReply
+from mtrl_cli.servers.twinkle import codec as twinkle_codec
 from mtrl_cli.wire import tinker_messages as wire
 
 from .calls import datum

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mtrl_cli.servers import tinker_codec, tinker_protobuf
 from mtrl_cli.servers.errors import Refused, Unknown
 from mtrl_cli.servers.interface import LossSpec
-from mtrl_cli.servers.tinker_codec import MalformedReply
-from mtrl_cli.servers.tinker_formats import Formats, Packed, unpacked
+from mtrl_cli.servers.tinker import codec as tinker_codec
+from mtrl_cli.servers.tinker import protobuf as tinker_protobuf
+from mtrl_cli.servers.tinker.codec import MalformedReply
+from mtrl_cli.servers.tinker.formats import Formats, Packed, unpacked
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.wire import tinker_messages as wire

@@ -14,7 +14,7 @@ from mtrl_cli.rollout.ports import ContextOverflow, PolicyFailure, Sample
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import Capabilities, ForwardBackwardResult, LossSpec
-from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 
@@ -80,7 +80,7 @@ def client_of(server, **options):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("mtrl_cli.servers.tinker_sampling._ATTEMPTS", 2)
+    monkeypatch.setattr("mtrl_cli.servers.tinker.sampling._ATTEMPTS", 2)
 
 
 async def ends_well(work, value, errors):

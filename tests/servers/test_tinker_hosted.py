@@ -14,7 +14,7 @@ from mtrl_cli.servers import errors, keys
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Unknown
 from mtrl_cli.servers.keys import Keys
-from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
+from mtrl_cli.servers.tinker.snapshots import TinkerSnapshots
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.hosted import Hosted
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer

@@ -10,7 +10,7 @@ from mtrl_cli.rollout.ports import PolicyFailure
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError
 from mtrl_cli.servers.interface import Capabilities
-from mtrl_cli.servers.tinker import TinkerService
+from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 
@@ -134,7 +134,7 @@ async def test_closing_ends_the_session_once(connect):
     "fault", [faults.hang(), faults.drop_request(), faults.status(500, "boom"), faults.body("x")]
 )
 async def test_a_session_that_cannot_be_ended_holds_nobody_up(connect, fault, monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.tinker_session.FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("mtrl_cli.servers.tinker.session.FINISH_SECONDS", 0.1)
     async with ScriptedPolicyServer() as server:
         client = await connect(server)
         server.faults.add("sessions/session_1/finish", fault)
@@ -145,7 +145,7 @@ async def test_a_session_that_cannot_be_ended_holds_nobody_up(connect, fault, mo
 
 
 async def test_a_429_does_not_hold_up_the_end(connect, monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.tinker_session.FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("mtrl_cli.servers.tinker.session.FINISH_SECONDS", 0.1)
     async with ScriptedPolicyServer() as server:
         client = await connect(server)
         client._transport.limiter.hold(30.0, "HTTP 429")

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts
-from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
+from mtrl_cli.servers.tinker.snapshots import TinkerSnapshots
 
 URI = "tinker://m:train:0/sampler_weights/RUN-a1-step-000001"
 RUN = "/api/v1/training_runs/m:train:0/checkpoints"
@@ -238,7 +238,7 @@ def sparse() -> bytes:
 async def test_an_archive_that_unpacks_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtrl_cli.servers.tinker_snapshots._SMALL", 2**16)
+    monkeypatch.setattr("mtrl_cli.servers.tinker.snapshots._SMALL", 2**16)
     bomb = packed(("model.safetensors", bytes(2**22)), mode="w:gz")
     assert len(bomb) < 2**13
     for content, told in ((bomb, "more than it can mean"), (sparse(), "refused")):
@@ -251,8 +251,8 @@ async def test_words_without_end_are_not_read_to_their_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the server, and from where its link leads; the key is in none of them."""
-    monkeypatch.setattr("mtrl_cli.servers.tinker_snapshots._LARGEST_REPLY", 2**16)
-    monkeypatch.setattr("mtrl_cli.servers.tinker_snapshots._ARCHIVE_SECONDS", 0.5)
+    monkeypatch.setattr("mtrl_cli.servers.tinker.snapshots._LARGEST_REPLY", 2**16)
+    monkeypatch.setattr("mtrl_cli.servers.tinker.snapshots._ARCHIVE_SECONDS", 0.5)
 
     def endless(status: int) -> Handler:
         def handle(request: web.Request) -> web.Response:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mtrl_cli.rollout.ports import PolicyFailure, SamplingParams
-from mtrl_cli.servers import tinker_codec as codec
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import LossSpec
+from mtrl_cli.servers.tinker import codec
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Unknown
-from mtrl_cli.servers.twinkle_errors import AdapterLost, last_line
+from mtrl_cli.servers.twinkle.errors import AdapterLost, last_line
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.twinkle_script import traceback_of
 from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
@@ -189,7 +189,7 @@ async def test_a_template_that_the_server_does_not_have():
 
 
 async def test_an_unload_whose_end_is_not_told_is_unknown(monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.twinkle_training._UNLOAD_SECONDS", 0.3)
+    monkeypatch.setattr("mtrl_cli.servers.twinkle.training._UNLOAD_SECONDS", 0.3)
     async with ScriptedTwinkleServer() as server, connected(server) as client:
         trained = await Trained.on(client)
         server.faults.add("retrieve_future", faults.body({"type": "try_again"}), times=-1)
@@ -213,7 +213,7 @@ async def test_a_lost_figure_does_not_make_a_step_unknown():
 
 async def test_two_snapshots_never_share_a_name(monkeypatch):
     """The server's clock has stood still for a moment: the same weights are saved again."""
-    monkeypatch.setattr("mtrl_cli.servers.twinkle_training._SECOND", 0.05)
+    monkeypatch.setattr("mtrl_cli.servers.twinkle.training._SECOND", 0.05)
     ticks = iter([100.2, 100.9, 101.0])
     async with (
         ScriptedTwinkleServer(clock=lambda: next(ticks)) as server,
@@ -240,7 +240,7 @@ async def test_a_second_passes_between_two_snapshots():
 
 
 async def test_a_name_that_never_changes_is_not_taken_for_new_weights(monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.twinkle_training._SECOND", 0.01)
+    monkeypatch.setattr("mtrl_cli.servers.twinkle.training._SECOND", 0.01)
     async with ScriptedTwinkleServer(clock=lambda: 100.0) as server, connected(server) as client:
         trained = await Trained.on(client)
         await trained.publish()

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from mtrl_cli.rollout.ports import RefusedTrajectory, Sample
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.servers.interface import Datum, LossSpec
-from mtrl_cli.servers.twinkle_codec import forward_backward_body, sample_body, samples_of
-from mtrl_cli.servers.twinkle_losses import LOSSES
+from mtrl_cli.servers.twinkle.codec import forward_backward_body, sample_body, samples_of
+from mtrl_cli.servers.twinkle.losses import LOSSES
 from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
 
 from .twinkle_kit import connected, turn

@@ -16,7 +16,7 @@ from mtrl_cli.config.resolve import resolve
 from mtrl_cli.config.validate import validate
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.trajectories import read_trajectories
-from mtrl_cli.servers.twinkle import CAPABILITIES
+from mtrl_cli.servers.twinkle.service import CAPABILITIES
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.counted_world import Act
 from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer

@@ -11,10 +11,10 @@ import pytest
 
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.ports import SamplingParams
-from mtrl_cli.servers import twinkle_codec as codec
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import LossSpec
-from mtrl_cli.servers.tinker_codec import MalformedReply
+from mtrl_cli.servers.tinker.codec import MalformedReply
+from mtrl_cli.servers.twinkle import codec
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mtrl_cli.servers.interface import AdamSpec, Datum, LossSpec, ModelSpec
-from mtrl_cli.servers.twinkle import TwinkleService
-from mtrl_cli.servers.twinkle_transport import TwinkleAddress
+from mtrl_cli.servers.twinkle.service import TwinkleService
+from mtrl_cli.servers.twinkle.transport import TwinkleAddress
 from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
 
 from .calls import datum, turn

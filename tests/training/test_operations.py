@@ -11,8 +11,8 @@ from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.ledger import Ledger
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities
-from mtrl_cli.servers.tinker import TinkerService
-from mtrl_cli.servers.tinker_codec import parse, parse_aside
+from mtrl_cli.servers.tinker.codec import parse, parse_aside
+from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.training.operations import Operations, TrainingError
 from tests.servers.calls import ADAM, LOSS, SPEC, datum

@@ -8,10 +8,10 @@ from typing import Any
 
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict
 from mtrl_cli.servers.reaching import check_offered, offered_models, reach
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in, parse
+from mtrl_cli.servers.tinker.codec import MalformedReply, body_of, name_in, parse
 from mtrl_cli.servers.transport import Transport
-from mtrl_cli.servers.twinkle_errors import judge
-from mtrl_cli.servers.twinkle_transport import Routes, new_routing, routing_headers
+from mtrl_cli.servers.twinkle.errors import judge
+from mtrl_cli.servers.twinkle.transport import Routes, new_routing, routing_headers
 
 _CONNECT_SECONDS = 30.0
 

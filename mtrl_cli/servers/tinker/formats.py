@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import Sample
-from mtrl_cli.servers import tinker_codec as json_codec
 from mtrl_cli.servers.interface import Datum, ForwardBackwardResult, LossSpec
-from mtrl_cli.servers.tinker_codec import MalformedReply, parse_aside
+from mtrl_cli.servers.tinker import codec as json_codec
+from mtrl_cli.servers.tinker.codec import MalformedReply, parse_aside
 from mtrl_cli.wire.tinker_messages import CONTENT_TYPE as PROTOBUF
 
 Format = Literal["json", "protobuf"]
@@ -83,32 +83,32 @@ def forward_backward_body(
 ) -> bytes:
     if written == "json":
         return json_codec.forward_backward_body(model, seq, data, loss)
-    from mtrl_cli.servers import tinker_protobuf
+    from mtrl_cli.servers.tinker import protobuf
 
-    return tinker_protobuf.forward_backward_body(model, seq, data, loss)
+    return protobuf.forward_backward_body(model, seq, data, loss)
 
 
 def sample_of(result: Result) -> Sample:
     if isinstance(result, Packed):
-        from mtrl_cli.servers import tinker_protobuf
+        from mtrl_cli.servers.tinker import protobuf
 
-        return tinker_protobuf.sample_of(result.body)
+        return protobuf.sample_of(result.body)
     return json_codec.sample_of(result)
 
 
 def prompt_logprobs_of(result: Result, length: int) -> NDArray[np.float32]:
     if isinstance(result, Packed):
-        from mtrl_cli.servers import tinker_protobuf
+        from mtrl_cli.servers.tinker import protobuf
 
-        return tinker_protobuf.prompt_logprobs_of(result.body, length)
+        return protobuf.prompt_logprobs_of(result.body, length)
     return json_codec.prompt_logprobs_of(result, length)
 
 
 def forward_backward_of(result: Result) -> ForwardBackwardResult:
     if isinstance(result, Packed):
-        from mtrl_cli.servers import tinker_protobuf
+        from mtrl_cli.servers.tinker import protobuf
 
-        return tinker_protobuf.forward_backward_of(result.body)
+        return protobuf.forward_backward_of(result.body)
     return json_codec.forward_backward_of(result)
 
 

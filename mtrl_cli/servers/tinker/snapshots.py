@@ -19,7 +19,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
-from mtrl_cli.servers import tinker_codec as codec
 from mtrl_cli.servers.address import Address, no_cookies, proxy_for, unfollowed
 from mtrl_cli.servers.errors import (
     Budget,
@@ -33,6 +32,7 @@ from mtrl_cli.servers.errors import (
 )
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts
 from mtrl_cli.servers.keys import HEADER, usable_token
+from mtrl_cli.servers.tinker import codec
 from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX
 
 if TYPE_CHECKING:

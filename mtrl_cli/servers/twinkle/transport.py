@@ -19,9 +19,9 @@ from urllib.parse import quote
 
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
-from mtrl_cli.servers.tinker_codec import MalformedReply, parse_aside
+from mtrl_cli.servers.tinker.codec import MalformedReply, parse_aside
 from mtrl_cli.servers.transport import NoReply, Transport
-from mtrl_cli.servers.twinkle_errors import AdapterLost, judge, says_adapter_lost
+from mtrl_cli.servers.twinkle.errors import AdapterLost, judge, says_adapter_lost
 
 _ATTEMPTS = 8
 _NO_TOKEN = "EMPTY_TOKEN"

@@ -2,8 +2,8 @@
 
 One session from `connect` to `close`, kept alive by a heartbeat; the server has no call that ends
 one. A model is a LoRA adapter whose name the client makes: ``{session}-{name}``, every name once.
-Building a call is pure; `twinkle_training` carries out those of several requests, and
-`twinkle_sampling` gathers turns into sampling calls.
+Building a call is pure; `training` carries out those of several requests, and
+`sampling` gathers turns into sampling calls.
 
 The server keeps the newest sampler snapshot only. A policy that has been replaced is not sampled
 any more, since the server would answer with other weights and not say so.
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import ContextOverflow, PolicyFailure, Sample, SampleRequest
-from mtrl_cli.servers import twinkle_codec as codec
 from mtrl_cli.servers.errors import (
     ServerError,
     Unknown,
@@ -37,12 +36,13 @@ from mtrl_cli.servers.interface import (
     ModelSpec,
     Recalled,
 )
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of
+from mtrl_cli.servers.tinker.codec import MalformedReply, body_of
 from mtrl_cli.servers.transport import Transport
-from mtrl_cli.servers.twinkle_gateway import Gateway
-from mtrl_cli.servers.twinkle_losses import LOSSES, Backend, twinkle_loss
-from mtrl_cli.servers.twinkle_sampling import Batcher
-from mtrl_cli.servers.twinkle_training import (
+from mtrl_cli.servers.twinkle import codec
+from mtrl_cli.servers.twinkle.gateway import Gateway
+from mtrl_cli.servers.twinkle.losses import LOSSES, Backend, twinkle_loss
+from mtrl_cli.servers.twinkle.sampling import Batcher
+from mtrl_cli.servers.twinkle.training import (
     Snapshots,
     Step,
     TwinkleCall,
@@ -51,7 +51,7 @@ from mtrl_cli.servers.twinkle_training import (
     named,
     publish,
 )
-from mtrl_cli.servers.twinkle_transport import (
+from mtrl_cli.servers.twinkle.transport import (
     Routes,
     Sender,
     TwinkleAddress,

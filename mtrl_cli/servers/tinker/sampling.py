@@ -15,8 +15,8 @@ from typing import Any
 from mtrl_cli.rollout.ports import SampleRequest
 from mtrl_cli.servers.errors import Budget, Verdict, says_context_full
 from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in, sample_body
-from mtrl_cli.servers.tinker_formats import Formats, Packed, Result, read_result, unpacked
+from mtrl_cli.servers.tinker.codec import MalformedReply, body_of, name_in, sample_body
+from mtrl_cli.servers.tinker.formats import Formats, Packed, Result, read_result, unpacked
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
 _ATTEMPTS = 10

@@ -1,4 +1,4 @@
-"""Training calls of the Tinker API as plain values: built here, sent by `tinker_training`.
+"""Training calls of the Tinker API as plain values: built here, sent by `training`.
 
 Sequence ids count per model, from 1, and come from the caller.
 """
@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mtrl_cli.servers import tinker_codec as codec
-from mtrl_cli.servers import tinker_formats as formats
 from mtrl_cli.servers.interface import (
     AdamSpec,
     Call,
@@ -20,7 +18,8 @@ from mtrl_cli.servers.interface import (
     LossSpec,
     ModelSpec,
 )
-from mtrl_cli.servers.tinker_formats import CONTENT_TYPES, Format, Formats
+from mtrl_cli.servers.tinker import codec, formats
+from mtrl_cli.servers.tinker.formats import CONTENT_TYPES, Format, Formats
 
 T = TypeVar("T")
 

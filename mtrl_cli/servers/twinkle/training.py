@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from mtrl_cli.servers.errors import Refused, ServerError, Unknown, one_line, picture
 from mtrl_cli.servers.interface import Call
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, name_in
-from mtrl_cli.servers.twinkle_transport import Sender
+from mtrl_cli.servers.tinker.codec import MalformedReply, body_of, name_in
+from mtrl_cli.servers.twinkle.transport import Sender
 
 T = TypeVar("T")
 

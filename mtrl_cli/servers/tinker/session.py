@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from mtrl_cli.servers import tinker_codec as codec
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict, one_line, picture
 from mtrl_cli.servers.keys import usable_token
 from mtrl_cli.servers.reaching import check_offered, offered_models, reach
-from mtrl_cli.servers.tinker_formats import Formats
+from mtrl_cli.servers.tinker import codec
+from mtrl_cli.servers.tinker.formats import Formats
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
 log = logging.getLogger(__name__)

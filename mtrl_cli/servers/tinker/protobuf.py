@@ -1,4 +1,4 @@
-"""Protobuf bodies of the Tinker API: the same functions as `tinker_codec` has for JSON.
+"""Protobuf bodies of the Tinker API: the same functions as `codec` has for JSON.
 
 Only what holds arrays is protobuf in any version of the API: the request of a forward/backward
 pass, and the results of a pass and of a sample. Arrays go to and from bytes whole, so a batch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mtrl_cli.rollout.ports import Sample
 from mtrl_cli.servers.errors import one_line
 from mtrl_cli.servers.interface import Datum, ForwardBackwardResult, LossSpec
-from mtrl_cli.servers.tinker_codec import MalformedReply, checked_prompt_logprobs
+from mtrl_cli.servers.tinker.codec import MalformedReply, checked_prompt_logprobs
 from mtrl_cli.wire import tinker_messages as wire
 
 _BFLOAT16 = 4

@@ -27,8 +27,8 @@ from mtrl_cli.servers.interface import (
     LossSpec,
     ModelSpec,
 )
-from mtrl_cli.servers.tinker_codec import MalformedReply, body_of, token_text
-from mtrl_cli.servers.twinkle_losses import Backend, scales
+from mtrl_cli.servers.tinker.codec import MalformedReply, body_of, token_text
+from mtrl_cli.servers.twinkle.losses import Backend, scales
 
 IGNORED = -100
 """The label of a position that is not trained."""

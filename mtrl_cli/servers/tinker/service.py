@@ -1,8 +1,8 @@
 """The client of a Tinker server: hosted Tinker, SkyRL tx, the embedded server.
 
-One session from `connect` to `close` (`tinker_session`), kept alive by a heartbeat; calls that
-change something are built as plain values (`tinker_calls`) and executed by `tinker_training`;
-turns are sampled by `tinker_sampling`. Bodies are JSON or protobuf (`tinker_formats`).
+One session from `connect` to `close` (`session`), kept alive by a heartbeat; calls that
+change something are built as plain values (`calls`) and executed by `training`;
+turns are sampled by `sampling`. Bodies are JSON or protobuf (`formats`).
 """
 
 import asyncio
@@ -36,13 +36,13 @@ from mtrl_cli.servers.interface import (
     Recalled,
     SnapshotFacts,
 )
-from mtrl_cli.servers.tinker_calls import Calls, flat
-from mtrl_cli.servers.tinker_codec import MalformedReply
-from mtrl_cli.servers.tinker_formats import Formats, prompt_logprobs_of, sample_of
-from mtrl_cli.servers.tinker_sampling import Counts, Sampling, base_uri
-from mtrl_cli.servers.tinker_session import Door, Offer
-from mtrl_cli.servers.tinker_snapshots import TinkerSnapshots
-from mtrl_cli.servers.tinker_training import Training
+from mtrl_cli.servers.tinker.calls import Calls, flat
+from mtrl_cli.servers.tinker.codec import MalformedReply
+from mtrl_cli.servers.tinker.formats import Formats, prompt_logprobs_of, sample_of
+from mtrl_cli.servers.tinker.sampling import Counts, Sampling, base_uri
+from mtrl_cli.servers.tinker.session import Door, Offer
+from mtrl_cli.servers.tinker.snapshots import TinkerSnapshots
+from mtrl_cli.servers.tinker.training import Training
 from mtrl_cli.servers.transport import Transport
 
 T = TypeVar("T")

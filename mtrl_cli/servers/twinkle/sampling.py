@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from mtrl_cli.rollout.ports import Sample, SampleRequest
 from mtrl_cli.servers.errors import Budget, Verdict
-from mtrl_cli.servers.tinker_codec import MalformedReply, parse_aside
+from mtrl_cli.servers.tinker.codec import MalformedReply, parse_aside
 from mtrl_cli.servers.transport import NoReply, Transport
-from mtrl_cli.servers.twinkle_codec import sample_body, samples_of
-from mtrl_cli.servers.twinkle_errors import judge
+from mtrl_cli.servers.twinkle.codec import sample_body, samples_of
+from mtrl_cli.servers.twinkle.errors import judge
 
 _ATTEMPTS = 10
 _QUIET = 0.005

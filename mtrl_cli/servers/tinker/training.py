@@ -10,7 +10,7 @@ Sending ends in one of three ways:
   what became of the first request, so the call stays unknown unless a request is named.
 
 A server that cannot read the format of a call has not executed it either: the call is written in
-the other format, once, and the session stays with what was accepted (`tinker_formats`).
+the other format, once, and the session stays with what was accepted (`formats`).
 
 An accepted call whose execution fails is *refused* where the server calls it the user's fault: it
 looked at the call and did not run it. A failure of the server's own may have happened half way,
@@ -26,9 +26,9 @@ from urllib.parse import quote
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
 from mtrl_cli.servers.interface import Accepted, Call, Recalled
 from mtrl_cli.servers.promises import Category, Denied, Done, Failed, Lost, await_promise
-from mtrl_cli.servers.tinker_codec import MalformedReply, name_in, parse, parse_aside
-from mtrl_cli.servers.tinker_formats import UNREADABLE, Formats, Result
-from mtrl_cli.servers.tinker_sampling import Counts
+from mtrl_cli.servers.tinker.codec import MalformedReply, name_in, parse, parse_aside
+from mtrl_cli.servers.tinker.formats import UNREADABLE, Formats, Result
+from mtrl_cli.servers.tinker.sampling import Counts
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
 
 T = TypeVar("T")

@@ -1,5 +1,5 @@
-"""JSON bodies of the Tinker API: requests out, results in. `tinker_protobuf` is its sibling, and
-`tinker_formats` chooses between them.
+"""JSON bodies of the Tinker API: requests out, results in. `protobuf` is its sibling, and
+`formats` chooses between them.
 
 The bodies are those of the JSON generation of the API (no ``type`` beside the fields, tensors as
 ``{"data", "dtype", "shape"}``). Decoding checks form only: a token id is an integer, a logprob

@@ -1,0 +1,1 @@
+"""The Tinker HTTP API: hosted Tinker, SkyRL tx, the embedded server."""

@@ -1,0 +1,1 @@
+"""Twinkle's own routes."""
