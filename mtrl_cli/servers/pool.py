@@ -6,10 +6,12 @@ response objects cost several times more than the rest of a turn. Replies are pa
 
 A connection is used again only if it is young enough, was left clean by its last reply, and
 nothing arrived on it while it was idle: what a server sends unasked would answer the next call,
-one turn's tokens in place of another's.
+one turn's tokens in place of another's. The socket itself is asked, as a busy event loop has not
+read what arrived last; a connection that the server has closed meanwhile is found so, too.
 """
 
 import asyncio
+import select
 import ssl
 import time
 from collections import deque
@@ -151,7 +153,7 @@ class Pool:
         oldest = time.monotonic() - self._keepalive
         while self._idle:
             connection = self._idle.pop()
-            if connection.clean and connection.idle_since >= oldest:
+            if connection.idle_since >= oldest and connection.silent():
                 return connection
             connection.drop()
         return None
@@ -204,12 +206,17 @@ class _Connection(asyncio.Protocol):
         self._begun = self._sized = self._sent = False
         self._room: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
+        self._arrived = select.poll()
         self.clean = True
         """Nothing is on the wire that no call asked for, and the server keeps it open."""
         self.idle_since = 0.0
         self.closed: asyncio.Future[None] = loop.create_future()
 
     # For the pool.
+
+    def silent(self) -> bool:
+        """Whether it is clean, and nothing waits to be read, not even its end."""
+        return self.clean and not self._arrived.poll(0)
 
     def expect(self) -> "asyncio.Future[RawReply]":
         self._reply = self._loop.create_future()
@@ -249,6 +256,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._arrived.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._known.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -259,7 +267,7 @@ class _Connection(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
         if self._reply is not None and not self._reply.done():
-            if self._begun and not self._sized:  # its end is the connection's
+            if self._begun and not self._sized and error is None:  # its end is the connection's
                 self._finish(keep=False)
             elif self._begun:
                 self._fail(ReplyBrokenError())

@@ -4,6 +4,10 @@ import asyncio
 import contextlib
 import gc
 import gzip
+import socket
+import struct
+import threading
+import time
 
 import pytest
 
@@ -147,6 +151,95 @@ async def test_a_stray_reply_never_answers_the_next_call():
         await asyncio.sleep(0.1)
         assert (await door.pooled("x", b"", 2.0)).body == b"hi"
         assert len(arrived) == len(connections) == 2
+
+
+class Blunt:
+    """A server on a thread, which goes on while the event loop is busy: it answers a request with
+    its own body, and then sends ``after``; None closes."""
+
+    def __init__(self, after):
+        self.after = after
+        self.sent = threading.Event()
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listening.getsockname()[1]
+        self.connections = []
+        self.threads = [threading.Thread(target=self._accept, daemon=True)]
+        self.threads[0].start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                self.connections.append(self.listening.accept()[0])
+                told = (self.connections[-1],)
+                self.threads.append(threading.Thread(target=self._answer, args=told, daemon=True))
+                self.threads[-1].start()
+
+    def _answer(self, connection):
+        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
+            length = 0
+            while line := lines.readline():
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+                if line != b"\r\n":
+                    continue
+                body = lines.read(length)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n" + body)
+                time.sleep(0.02)  # not with the reply
+                if self.after is None:
+                    connection.shutdown(socket.SHUT_RDWR)
+                else:
+                    connection.sendall(self.after)
+                self.sent.set()
+
+    def close(self):
+        self.listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        for thread in self.threads:
+            thread.join(5)
+        for each in (self.listening, *self.connections):
+            each.close()
+
+
+@pytest.mark.parametrize("after", [STRAY, None], ids=["stray", "closed"])
+async def test_what_arrived_while_the_loop_was_busy_is_seen(after):
+    server = Blunt(after)
+    door = Transport(Address.of(f"http://127.0.0.1:{server.port}", "k"), 4)
+    await door.open()
+    try:
+        assert (await door.pooled("x", b"one", 5.0)).body == b"one"
+        assert server.sent.wait(5)  # the loop stands still
+        assert (await door.pooled("x", b"two", 5.0)).body == b"two"
+        assert len(server.connections) == 2
+    finally:
+        await door.close()
+        server.close()
+
+
+async def test_a_reset_is_no_end_of_a_reply():
+    """A reply without a length ends with its connection, but not with one that broke."""
+
+    async def handle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n[1,2")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        over.set()
+
+    over = asyncio.Event()
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    door = Transport(Address.of(f"http://127.0.0.1:{port}", "k"), 4)
+    await door.open()
+    with pytest.raises(NoReply, match="broke off") as caught:
+        await door.pooled("x", b"", 5.0)
+    assert caught.value.verdict.outcome == "unknown"
+    await over.wait()
+    await door.close()
+    server.close()
 
 
 async def test_an_idle_connection_that_fills_with_garbage_is_not_used():
