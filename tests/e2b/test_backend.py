@@ -137,7 +137,7 @@ def test_an_outage_is_a_row_of_failures_over_a_time() -> None:
     outage = Outage(60.0)
     assert [outage.failed(0, 20), outage.failed(10, 59), outage.failed(30, 59.9)] == [False] * 3
     assert outage.failed(40, 60)
-    outage.over()
+    outage.over(60)
     assert [outage.failed(100, 200), outage.failed(110, 300)] == [False] * 2
     assert outage.failed(310, 311)
 

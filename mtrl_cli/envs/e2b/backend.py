@@ -208,7 +208,7 @@ class E2BFactory:
                 self._judge(judgement, failures, sent)
             else:
                 self._pace.accepted()
-                self._outage.over()
+                self._outage.over(asyncio.get_running_loop().time())
                 return sandbox
         raise AssertionError
 
@@ -217,7 +217,7 @@ class E2BFactory:
         if judgement.outcome == "refused":
             raise CreationRefused(f"{self._provider.place} creates no sandbox: {judgement.text}")
         if judgement.limited:
-            self._outage.over()
+            self._outage.over(asyncio.get_running_loop().time())
             self._watch.saw("creations_limited", f"E2B limits us, waiting: {judgement.text}")
         else:
             self._watch.saw(

@@ -2,7 +2,8 @@
 
 One creation is tried a few times and its episode is played again; none of that may add up to
 minutes in which nothing happens. A creation that succeeds, and a service that says that it limits
-us, end the row.
+us, end the row; a failure that is learnt of later begins a new one at that answer, however long ago
+its creation was sent.
 """
 
 _LEAST = 3
@@ -14,15 +15,17 @@ class Outage:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self._answered = float("-inf")
         self._since: float | None = None
         self.failures = 0
 
-    def over(self) -> None:
+    def over(self, now: float) -> None:
         """The service has answered."""
-        self._since, self.failures = None, 0
+        self._answered, self._since, self.failures = now, None, 0
 
     def failed(self, sent: float, now: float) -> bool:
         """Count a creation that was sent at ``sent``; whether the service is taken for gone."""
         self.failures += 1
-        self._since = sent if self._since is None else min(self._since, sent)
+        begun = max(sent, self._answered)
+        self._since = begun if self._since is None else min(self._since, begun)
         return self.failures >= _LEAST and now - self._since >= self.seconds
