@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from mtrl_cli.rollout.admission import GroupAdmission
+from mtrl_cli.rollout.borrow import Borrow
 from mtrl_cli.rollout.episode import Parts
 from mtrl_cli.rollout.events import Observer, ignore
 from mtrl_cli.rollout.group import FailureRule, Group, play_group
 from mtrl_cli.rollout.ports import Chat, EnvironmentFactory, HarnessFactory, Policy, Task
-from mtrl_cli.rollout.resources import Borrow, RolloutResources
+from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.settle import finish, original
 
 

@@ -130,10 +130,10 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
     trajectory.tokens = tokens = TokenSequence(prompt)
 
     seed_of = admission.turn_seeds()
+    room, binding = _room(budget, len(tokens))
+    if room < 1:
+        return binding
     for turn in range(budget.max_turns):
-        room, binding = _room(budget, len(tokens))
-        if room < 1:
-            return binding
         request = SampleRequest(
             policy=group.policy,
             tokens=tokens.ids,
@@ -150,14 +150,15 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
         finally:
             trajectory.seconds_policy += time.monotonic() - since
         tokens.append_sampled(sample, group.policy)
+        sampled = len(sample.tokens)
         said = chat.read(sample.tokens, task.tools)
-        parts.observer(TurnSampled(group.group, admission.member, turn, len(sample.tokens)))
+        parts.observer(TurnSampled(group.group, admission.member, turn, sampled))
 
         # 1. and 2.
         cut = sample.stop_reason == "length"
         calls = () if cut else await harness.calls(said)
         if not calls:
-            trajectory.turns.append(Turn(said.text, len(sample.tokens), ()))
+            trajectory.turns.append(Turn(said.text, sampled, ()))
             return binding if cut else Stop.ANSWER
         # 3.
         since = time.monotonic()
@@ -165,7 +166,7 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
             answered = await _execute(calls, environment, harness)
         finally:
             trajectory.seconds_environment += time.monotonic() - since
-        trajectory.turns.append(Turn(said.text, len(sample.tokens), answered))
+        trajectory.turns.append(Turn(said.text, sampled, answered))
         # 4.
         if answered[-1].done:
             return Stop.DONE
@@ -205,9 +206,9 @@ def _characters(value: object) -> int:
     """Of all texts in plain data."""
     if isinstance(value, str):
         return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
+    if isinstance(value, (list, tuple)):
+        return sum(map(_characters, value))
+    return sum(map(_characters, value.values())) if isinstance(value, Mapping) else 0
 
 
 def _room(budget: Budget, used: int) -> tuple[int, Stop]:

@@ -25,6 +25,7 @@ from mtrl_cli.rollout.ports import (
     ToolCall,
 )
 from mtrl_cli.rollout.resources import Scope
+from mtrl_cli.rollout.settle import never_waits
 from mtrl_cli.rollout.task_fault import conversation, own_code, tool_calls
 from mtrl_cli.rollout.task_fault import text as told
 
@@ -106,9 +107,14 @@ class HeldHarness:
     async def _run(
         self, operation: str, checked: Callable[[Any], T], begin: Callable[[], Awaitable[Any]]
     ) -> T:
+        with own_code(self._harness, operation):
+            work = begin()
+            if never_waits(work):
+                return checked(await self._scope.protect(work, self._harness))
+
         async def run() -> T:
             with own_code(self._harness, operation):
-                return checked(await begin())
+                return checked(await work)
 
         return await self._scope.protect(run(), self._harness)
 

@@ -14,6 +14,9 @@ waits for it within `patience`, then cancels it, and only then returns what the 
 what not even a cancellation ends (a thread) keeps its borrow, which is quarantined, and released
 late if it ever ends. Leaving a scope always returns everything, each borrow on its own: a failing
 release is recorded as quarantined and never raised over the error that led there.
+
+An operation that never waits (`settle.never_waits`) cannot be cancelled half-way. It is done in
+its caller's own task, without the one that protects the others.
 """
 
 import asyncio
@@ -22,12 +25,12 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from mtrl_cli.rollout.borrow import Borrow, Holding, Journal
 from mtrl_cli.rollout.events import BorrowChanged, Observer, ignore
 from mtrl_cli.rollout.lending import Lender
-from mtrl_cli.rollout.settle import finish
+from mtrl_cli.rollout.settle import finish, never_waits
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -37,42 +40,6 @@ PATIENCE = 10.0
 
 _CANCEL_SECONDS = 1.0
 """How long a cancelled operation may take to notice."""
-
-
-class Holding(StrEnum):
-    REQUESTED = "requested"
-    HELD = "held"
-    RETURNING = "returning"
-    RELEASED = "released"
-    QUARANTINED = "quarantined"
-
-
-class Journal(Protocol):
-    """Where borrows are recorded; `mtrl_cli.runs.ledger.Ledger` is one."""
-
-    def borrow(self, key: str, state: str, **facts: Any) -> None: ...
-
-
-@dataclass(slots=True)
-class Borrow:
-    """One borrow as the register knows it."""
-
-    key: str
-    kind: str
-    external: bool
-    place: str
-    state: Holding = Holding.REQUESTED
-    id: str | int | None = None
-    reason: str | None = None
-    """Why it is quarantined."""
-    remedy: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """For its record: what returning it takes when the run is gone."""
-
-    def describe(self) -> str:
-        """One line for a report: what, where, why, and how to remove it by hand."""
-        name = f" {self.id}" if self.id is not None else ""
-        return f"{self.kind}{name} ({self.key}) in {self.place}: {self.reason}; {self.remedy}"
 
 
 class RolloutResources:
@@ -187,7 +154,7 @@ class RolloutResources:
                 if borrow.state in (Holding.REQUESTED, Holding.HELD):
                     raise
         if news:
-            self._observer(BorrowChanged(borrow.key, borrow.kind, borrow.state.value, borrow.id))
+            self._observer(BorrowChanged(borrow.key, borrow.kind, borrow.state, borrow.id))
 
     def _write(self, borrow: Borrow) -> None:
         assert self._journal is not None
@@ -206,9 +173,12 @@ class RolloutResources:
 class _Loan(Generic[T]):
     lender: Lender[T]
     borrow: Borrow
-    making: "asyncio.Future[T]"
+    making: "asyncio.Future[T] | None" = None
+    """None where it never waits."""
     thing: T | None = None
     """What was made, once the scope's owner has it."""
+    returning: Awaitable[None] | None = None
+    """Its return, once that has been asked for."""
 
 
 class _Operation(NamedTuple, Generic[T]):
@@ -233,7 +203,10 @@ class Scope:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await finish(self.settle())
+        if not self._operations:
+            await self._return_at_once()
+        if self._loans or self._operations:
+            await finish(self.settle())
 
     async def borrow(self, lender: Lender[T]) -> T:
         """Borrow one thing until the scope is left.
@@ -243,17 +216,20 @@ class Scope:
         """
         self._check_open(f"borrow {lender.kind}")
         borrow = self.resources.request(lender, self.owner)
-        making = self._operation(_make(lender, borrow.key), borrow)
-        loan = _Loan(lender, borrow, making)
+        loan = _Loan(lender, borrow)
         self._loans.append(loan)
         try:
-            # A cancelled waiter leaves the making alone: what it makes must be known.
-            thing: T = await self._operations[making].waiter
-        except asyncio.CancelledError:
-            lender.unwanted(borrow.key)
-            raise
+            work = lender.make(borrow.key)
+            if never_waits(work):
+                thing = await work
+            else:
+                loan.making = self._operation(work, borrow)
+                # A cancelled waiter leaves the making alone: what it makes must be known.
+                thing = await self._operations[loan.making].waiter
         except BaseException as error:
-            if not self._settled:
+            if loan.making is not None and isinstance(error, asyncio.CancelledError):
+                lender.unwanted(borrow.key)
+            elif not self._settled:
                 self._loans.remove(loan)
                 self._not_made(loan, error)
             raise
@@ -272,6 +248,8 @@ class Scope:
         if self._settled and inspect.iscoroutine(operation):
             operation.close()  # refused below: it will not be awaited
         self._check_open("use what was returned")
+        if never_waits(operation):
+            return await operation
         outcome: T = await self._operations[self._operation(operation, on)].waiter
         return outcome
 
@@ -288,6 +266,14 @@ class Scope:
             await self._return(loans[0])
         elif loans:
             await asyncio.gather(*(self._return(loan) for loan in reversed(loans)))
+
+    async def _return_at_once(self) -> None:
+        """Return what can be returned without waiting; nothing is in flight."""
+        self._settled = True
+        for loan in self._loans[::-1]:
+            if loan.thing is not None and never_waits(back := self._ask_back(loan, loan.thing)):
+                self._loans.remove(loan)
+                await self._returned(loan, back)
 
     async def _await_operations(self) -> None:
         if self._operations:
@@ -319,17 +305,27 @@ class Scope:
         if busy:
             await asyncio.wait(busy)
         try:
-            thing = await loan.making
+            thing = loan.thing if loan.making is None else await loan.making
         except BaseException as error:
             self._not_made(loan, error)
             return
-        if loan.borrow.state is not Holding.QUARANTINED:
-            # Perhaps its owner never saw it: then nothing of this is recorded yet.
-            name = _described(loan.lender.identify, thing, otherwise=loan.borrow.id)
-            facts = _described(loan.lender.facts, thing, otherwise=loan.borrow.facts)
-            self.resources.change(loan.borrow, Holding.RETURNING, id=name, facts=facts)
+        await self._returned(loan, self._ask_back(loan, thing))
+
+    def _ask_back(self, loan: "_Loan[Any]", thing: Any) -> Awaitable[None]:
+        """Its return, begun or to be awaited; asked for once."""
+        if loan.returning is None:
+            if loan.borrow.state is not Holding.QUARANTINED:
+                # Perhaps its owner never saw it: then nothing of this is recorded yet.
+                name = _described(loan.lender.identify, thing, otherwise=loan.borrow.id)
+                facts = _described(loan.lender.facts, thing, otherwise=loan.borrow.facts)
+                self.resources.change(loan.borrow, Holding.RETURNING, id=name, facts=facts)
+            loan.returning = _given_back(loan.lender, thing)
+        return loan.returning
+
+    async def _returned(self, loan: "_Loan[Any]", returning: Awaitable[None]) -> None:
+        """Await a return; its failure ends in quarantine."""
         try:
-            await loan.lender.give_back(thing)
+            await returning
         except asyncio.CancelledError:
             # By its own code, or at the end of the run, which knows a better reason already.
             if loan.borrow.state is not Holding.QUARANTINED:
@@ -376,8 +372,15 @@ class Scope:
             raise RuntimeError(f"{self.owner}: cannot {what}: the scope has been left")
 
 
-async def _make(lender: Lender[T], key: str) -> T:
-    return await lender.make(key)
+def _given_back(lender: Lender[T], thing: T) -> Awaitable[None]:
+    try:
+        return lender.give_back(thing)
+    except Exception as error:
+        return _raising(error)
+
+
+async def _raising(error: Exception) -> None:
+    raise error
 
 
 def _described(describe: Callable[[Any], R], thing: Any, *, otherwise: R) -> R:

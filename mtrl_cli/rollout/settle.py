@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import lru_cache
+from opcode import opmap
+from types import CodeType, CoroutineType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -37,6 +40,21 @@ async def finish(
             unheard(lost)  # the cancellation is what the caller sees
         raise cancelled
     return task.result()
+
+
+def never_waits(work: object) -> bool:
+    """Whether ``work`` is a coroutine without a single ``await``.
+
+    It runs from its beginning to its end in one step, between two passes of the event loop, so no
+    cancellation can reach it: it needs no task of its own. What cannot be looked into may wait.
+    """
+    return type(work) is CoroutineType and _without_await(work.cr_code)
+
+
+@lru_cache(maxsize=1024)
+def _without_await(code: CodeType) -> bool:
+    # A coroutine is suspended by this instruction only; in pairs of an opcode and its argument.
+    return opmap["YIELD_VALUE"] not in code.co_code[::2]
 
 
 def original(error: BaseException) -> BaseException:

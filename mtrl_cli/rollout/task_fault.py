@@ -9,8 +9,8 @@ import asyncio
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from mtrl_cli.errors import MtrlError
@@ -53,8 +53,7 @@ class TaskBrokenError(MtrlError):
         self.trace = trace
 
 
-@contextmanager
-def own_code(owner: object, operation: str) -> Iterator[None]:
+class own_code:  # noqa: N801 - read like a function, and cheap: it stands at every call
     """Inside, a method of the task or its harness runs.
 
     A coroutine of the task's must be awaited inside, in the task (of asyncio) that runs it: a
@@ -64,20 +63,30 @@ def own_code(owner: object, operation: str) -> Iterator[None]:
         TaskFault: it raised. Failures that it attributes itself, and errors that are meant to
             end the run, go through, and so do our own cancellation and a KeyboardInterrupt.
     """
-    try:
-        yield
-    except (KeyboardInterrupt, GeneratorExit, MtrlError):
-        raise
-    except asyncio.CancelledError as error:
-        if is_being_cancelled():
-            raise
-        raise _fault(owner, operation, error) from error
-    except RolloutError as error:
-        if not isinstance(error, ToolError | ContextOverflow):  # an answer of others than these
-            raise
-        raise _fault(owner, operation, error) from error
-    except BaseException as error:
-        raise _fault(owner, operation, error) from error
+
+    __slots__ = ("_operation", "_owner")
+
+    def __init__(self, owner: object, operation: str) -> None:
+        self._owner = owner
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit | MtrlError):
+            return
+        if isinstance(error, asyncio.CancelledError):
+            if is_being_cancelled():
+                return
+        elif isinstance(error, RolloutError) and not isinstance(error, ToolError | ContextOverflow):
+            return  # those two are an answer of others than the task
+        raise _fault(self._owner, self._operation, error) from error
 
 
 def task_sample(task: Task, seed: int) -> TaskSample:

@@ -19,8 +19,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from mtrl_cli.rollout.ports import RefusedTrajectory, Sample
+
+T = TypeVar("T")
 
 LOGPROB_ALLOWANCE = 1e-5
 """A certain token's logprob may come out this much above 0 in single precision."""
@@ -100,16 +103,21 @@ class TokenSequence:
         if sample.echo is not None:
             _check_echo(sample.echo, self._ids, sample.tokens)
         self._append(_SAMPLED, sample.tokens)
-        self._logprobs.extend(sample.logprobs)
+        self._logprobs.fromlist(_listed(sample.logprobs))
 
     def append_bridge(self, ids: Sequence[int]) -> None:
         """Append what the template inserts between two turns: mask 0, no logprob."""
         self._append(_BRIDGE, ids)
 
     def _append(self, kind: int, ids: Sequence[int]) -> None:
-        self._ids.extend(ids)
+        self._ids.fromlist(_listed(ids))
         self._kinds.append(kind)
         self._ends.append(len(self._ids))
+
+
+def _listed(values: Sequence[T]) -> list[T]:
+    """An array takes a list in one piece, and anything else one value after the other."""
+    return values if type(values) is list else list(values)
 
 
 def _check_policy(sample: Sample, policy: str) -> None:

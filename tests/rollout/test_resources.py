@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from mtrl_cli.rollout.borrow import Holding
 from mtrl_cli.rollout.lending import Lender
-from mtrl_cli.rollout.resources import Holding, RolloutResources
+from mtrl_cli.rollout.resources import RolloutResources
 from tests.rollout.helpers import virtual
 
 

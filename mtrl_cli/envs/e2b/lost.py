@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl_cli.envs.e2b.provider import Found, Provider, judged
+from mtrl_cli.rollout.borrow import Borrow, Holding
 from mtrl_cli.rollout.lending import Lender
-from mtrl_cli.rollout.resources import Borrow, Holding, RolloutResources
+from mtrl_cli.rollout.resources import RolloutResources
 
 LOOKS = 20
 """How often it is looked, up to the service's deadline."""

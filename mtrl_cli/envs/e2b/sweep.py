@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from mtrl_cli.envs.e2b.provider import Found, Provider, judged
+from mtrl_cli.rollout.borrow import Holding
 from mtrl_cli.rollout.ports import InfrastructureFailure
-from mtrl_cli.rollout.resources import Holding, RolloutResources
+from mtrl_cli.rollout.resources import RolloutResources
 
 _AT_ONCE = 32
 """Kills in flight of a sweep."""
