@@ -136,8 +136,16 @@ def plain(messages: Sequence[Message]) -> Sequence[Message]:
     Raises:
         WrongValueError, TypeError, ValueError: JSON cannot hold them.
     """
+    if all(map(_is_flat_text, messages)):  # nearly all are; a tenth of the time
+        return [dict(message) for message in messages]
     copied: list[Message] = json.loads(json.dumps(messages, default=_as_dict))
     return copied
+
+
+def _is_flat_text(message: Message) -> bool:
+    return type(message) is dict and all(
+        type(key) is str and type(value) is str for key, value in message.items()
+    )
 
 
 def _as_dict(value: Any) -> Any:
