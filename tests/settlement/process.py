@@ -90,7 +90,7 @@ class Running:
     def err(self) -> str:
         return self._err.read_text(errors="replace") if self._err.exists() else ""
 
-    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
         """Wait for something that happens while the process lives."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -104,7 +104,7 @@ class Running:
         """Wait until it has said one of these on standard output."""
         self.wait(lambda: any(text in self.out for text in texts), repr(texts))
 
-    def wait_for_output(self, text: str, seconds: float = 5.0) -> None:
+    def wait_for_output(self, text: str, seconds: float = 30.0) -> None:
         """Wait until it has been read from the terminal, also after the end of the process."""
         deadline = time.monotonic() + seconds
         while text not in self.out:
@@ -120,7 +120,7 @@ class Running:
         os.close(self.terminal)
         self.terminal = None
 
-    def code(self, seconds: float = 40.0) -> int:
+    def code(self, seconds: float = 120.0) -> int:
         """Its exit code, once it has ended; it must end in time."""
         return self.process.wait(seconds)
 
