@@ -31,6 +31,7 @@ from mtrl_cli.rollout.ports import (
     ToolCall,
     ToolError,
 )
+from mtrl_cli.rollout.task_fault import place, traceback_of
 
 T = TypeVar("T")
 
@@ -189,7 +190,7 @@ class TaskEnvironment:
         except RolloutError:
             raise
         except (Exception, SystemExit) as error:
-            raise raised(self._name, operation, error) from error
+            raise raised(self._name, operation, error, type(self._adapter)) from error
 
     def _counting(self, outcome: StepOutcome) -> float:
         """What of a step's reward counts; see `Rules.reward`."""
@@ -248,9 +249,11 @@ def finished(name: str, done: Any) -> bool:
     raise EnvironmentFault(f"{name} returned {_shown(done)} for done, not true or false")
 
 
-def raised(name: str, operation: str, error: BaseException) -> EnvironmentFault:
-    """The environment's or the task's own code raised ``error``."""
-    return EnvironmentFault(f"{name}.{operation} raised {told(error)}")
+def raised(name: str, operation: str, error: BaseException, owner: type) -> EnvironmentFault:
+    """The code of ``owner``, an environment's class or a task's, raised ``error``."""
+    fault = EnvironmentFault(f"{name}.{operation} raised {told(error)}{place(owner, error)}")
+    fault.trace = traceback_of(error)
+    return fault
 
 
 def line(error: object) -> str:

@@ -22,7 +22,6 @@ from mtrl_cli.envs.interface import (
     Watch,
     check_adapter,
     raised,
-    told,
 )
 from mtrl_cli.envs.openenv_class import (
     ActionReader,
@@ -140,7 +139,9 @@ class EmbeddedSession:
         try:
             await self._run("open", make, factory.deadlines.open)
         except EnvironmentFault as error:
-            raise InfrastructureFailure(str(error)) from error
+            failure = InfrastructureFailure(str(error))
+            failure.trace = error.trace
+            raise failure from error
 
     async def reset(self, arguments: Mapping[str, Any]) -> Reply:
         factory = self._factory
@@ -192,9 +193,8 @@ class EmbeddedSession:
                 f" ({self._usable.reason}); it is closed when the thread comes back"
             ) from error
         except WorkRaised as failed:
-            raise InfrastructureFailure(
-                f"{self._name}.close raised {told(failed.error)}"
-            ) from failed.error
+            fault = self._raised("close", failed.error)
+            raise InfrastructureFailure(str(fault)) from failed.error
         finally:
             workers.release(self._owner)
 
@@ -213,7 +213,7 @@ class EmbeddedSession:
         except WorkRaised as failed:
             if isinstance(failed.error, RolloutError):
                 raise failed.error from failed.error.__cause__
-            raise raised(self._name, operation, failed.error) from failed.error
+            raise self._raised(operation, failed.error) from failed.error
 
     async def _await(self, operation: str, start: Callable[[], Any]) -> Reply:
         """On the event loop."""
@@ -226,7 +226,7 @@ class EmbeddedSession:
                 return self._reply(await start())
         except asyncio.CancelledError as error:
             if not is_being_cancelled():
-                raise raised(self._name, operation, error) from error
+                raise self._raised(operation, error) from error
             self._usable.end(f"{operation} was cancelled")
             raise
         except RolloutError:
@@ -234,7 +234,10 @@ class EmbeddedSession:
         except (Exception, SystemExit, BaseExceptionGroup) as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 self._usable.lose(f"{operation} passed its deadline of {timeout:g} s", error)
-            raise raised(self._name, operation, error) from error
+            raise self._raised(operation, error) from error
+
+    def _raised(self, operation: str, error: BaseException) -> EnvironmentFault:
+        return raised(self._name, operation, error, self._factory.environment_class)
 
     def _reply(self, observation: Any) -> Reply:
         """Raises: EnvironmentFault: it is no observation."""

@@ -7,10 +7,12 @@ which is the run's ``env-server.log``.
 """
 
 import argparse
+import functools
 import json
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -71,7 +73,7 @@ def application(arguments: argparse.Namespace) -> Any:
     else:
         action = action_class(entrypoint, environment_class)
     return create_app(
-        configured(environment_class, json.loads(arguments.params)),
+        tracing(configured(environment_class, json.loads(arguments.params))),
         action,
         observation_class(environment_class),
         max_concurrent_envs=arguments.sessions,
@@ -87,6 +89,26 @@ def configured(environment_class: type, params: dict[str, Any]) -> type:
         environment_class.__init__(self, **params)  # type: ignore[misc]
 
     return type(environment_class.__name__, (environment_class,), {"__init__": init})
+
+
+def tracing(environment_class: type) -> type:
+    """A class whose own ``reset`` and ``step`` write what they raise to the log; OpenEnv answers
+    with an error's text alone."""
+
+    def traced(method: Any) -> Any:
+        @functools.wraps(method)
+        def called(self: Any, *arguments: Any, **named: Any) -> Any:
+            try:
+                return method(self, *arguments, **named)
+            except Exception as error:
+                if type(error).__name__ != "ToolError":  # an answer, not a fault
+                    traceback.print_exc()
+                raise
+
+        return called
+
+    methods = {name: traced(getattr(environment_class, name)) for name in ("reset", "step")}
+    return type(environment_class.__name__, (environment_class,), methods)
 
 
 def serve(app: Any, parent_pid: int, ready: TextIO) -> None:

@@ -48,7 +48,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.resources import RolloutResources, Scope
 from mtrl_cli.rollout.settle import is_being_cancelled
-from mtrl_cli.rollout.task_fault import TaskFault, own_code, plain
+from mtrl_cli.rollout.task_fault import own_code, plain
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import FAILED, CallRecord, Stop, Trajectory, Turn
 
@@ -101,7 +101,7 @@ async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> N
         _fail(trajectory, Stop.TIMEOUT, f"not finished within budget.deadline = {seconds:g} s")
     except (EnvironmentFault, InfrastructureFailure) as error:
         _fail(trajectory, Stop.ENV_FAILURE, str(error))
-        trajectory.trace = error.trace if isinstance(error, TaskFault) else None
+        trajectory.trace = error.trace
     except PolicyFailure as error:
         _fail(trajectory, Stop.POLICY_FAILURE, str(error))
         trajectory.permanent = error.permanent

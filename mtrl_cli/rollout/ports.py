@@ -259,6 +259,9 @@ class RolloutError(Exception):
     Those that are a `UsageError` too are not an episode's failure: they end the run.
     """
 
+    trace: str | None = None
+    """The traceback of somebody else's code that raised, where it is known."""
+
 
 class ContextOverflow(RolloutError):  # noqa: N818 - a stop, not a fault
     """The server has no room for this context and one more token."""

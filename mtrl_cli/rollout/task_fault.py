@@ -10,6 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -33,8 +34,14 @@ _LONGEST_VALUE = 80
 """Characters of a wrong value."""
 
 
+_MACHINERY = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "envs"))
+"""Folders of the code that calls the task and its environments."""
+
+
 class TaskFault(EnvironmentFault):
     """A method of the task or of its harness raised. ``trace`` is the traceback."""
+
+    trace: str
 
     def __init__(self, text: str, trace: str) -> None:
         super().__init__(text)
@@ -45,8 +52,14 @@ class WrongValueError(Exception):
     """What a method returned is not what it is to return; see `own_code`."""
 
 
+MEND_IT = "the traceback is in the run's log.txt; mend it first, or it fails there again"
+"""What to do about one's own code."""
+
+
 class TaskBrokenError(MtrlError):
     """The task's own code failed where no episode stands for it. ``trace`` is the traceback."""
+
+    hint = MEND_IT
 
     def __init__(self, text: str, trace: str) -> None:
         super().__init__(text)
@@ -190,11 +203,11 @@ def _wrong(value: object, wanted: str, where: str = "") -> WrongValueError:
 
 
 def _fault(owner: object, operation: str, error: BaseException) -> TaskFault:
-    trace = "".join(traceback.format_exception(error))
+    trace = traceback_of(error)
     if isinstance(error, WrongValueError):
         return TaskFault(f"{type(owner).__name__}.{operation} returned {error}", trace)
-    place = _place(owner, error)
-    return TaskFault(f"{type(owner).__name__}.{operation} raised {_told(error)}{place}", trace)
+    told = f"{_told(error)}{place(type(owner), error)}"
+    return TaskFault(f"{type(owner).__name__}.{operation} raised {told}", trace)
 
 
 def _shown(value: object) -> str:
@@ -213,9 +226,17 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:_LONGEST] if lines else '(no message)'}"
 
 
-def _place(owner: object, error: BaseException) -> str:
-    module = sys.modules.get(type(owner).__module__)
-    own = getattr(module, "__file__", None)
+def traceback_of(error: BaseException) -> str:
+    """For the log."""
+    return "".join(traceback.format_exception(error))
+
+
+def place(owner: type, error: BaseException) -> str:
+    """`` (FILE:LINE)`` of the innermost line in the owner's own file, else outside of the code
+    that calls it; empty where there is none."""
+    own = getattr(sys.modules.get(owner.__module__), "__file__", None)
     frames = traceback.extract_tb(error.__traceback__)
-    named = [frame for frame in frames if frame.filename == own] or frames[1:]
+    named = [frame for frame in frames if frame.filename == own] or [
+        frame for frame in frames if not frame.filename.startswith(_MACHINERY)
+    ]
     return f" ({named[-1].filename}:{named[-1].lineno})" if named else ""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from mtrl_cli.assembly import Parts, check_experiment
 from mtrl_cli.config.schema import Experiment
-from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.group import Group
@@ -25,7 +24,7 @@ from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import game_admissions
 from mtrl_cli.training.events import Notice, PhaseStarted, RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
-from mtrl_cli.training.games import Evaluations, Game, first_failure, game_of, pass_rule
+from mtrl_cli.training.games import Evaluations, Game, game_of, pass_rule, unplayable
 from mtrl_cli.training.policies import held_policy
 
 LABEL, RIVAL = "eval", "rival"
@@ -101,8 +100,8 @@ class _Evaluating:
         finally:
             self._record()
         if self._failed and not frame.outcome.totals.episodes:
-            why = first_failure(self._failed)
-            raise MtrlError(f"not one of {len(self._failed)} games could be played: {why}")
+            what = f"not one of {len(self._failed)} games could be played"
+            raise unplayable(what, self._failed)
 
     def _admissions(self) -> Iterator[GroupAdmission]:
         """Game by game, under each policy."""

@@ -8,7 +8,6 @@ policy, so that two policies are compared on the same games (see `games`).
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
@@ -18,9 +17,9 @@ from mtrl_cli.rollout.task_fault import sample_of_group
 from mtrl_cli.training.games import (
     Game,
     Played,
-    first_failure,
     game_of,
     pass_rule,
+    unplayable,
 )
 
 
@@ -57,7 +56,7 @@ async def evaluate(
     passed = pass_rule(task)
     played = plan.played(label, policy.uri, [game_of(group, passed) for group in groups])
     if not played.scored:
-        raise MtrlError(f"evaluation {label}: no game could be played: {first_failure(groups)}")
+        raise unplayable(f"evaluation {label}: no game could be played", groups)
     return played
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.ports import Task
-from mtrl_cli.rollout.task_fault import TaskBrokenError, TaskFault, own_code
+from mtrl_cli.rollout.task_fault import MEND_IT, TaskBrokenError, TaskFault, own_code
 from mtrl_cli.rollout.trajectory import Stop, Trajectory
 from mtrl_cli.runs.files import write_document
 from mtrl_cli.training.events import Comparison, Evaluated
@@ -202,10 +202,13 @@ def invalid_share(games: Iterable[Trajectory]) -> float:
     return sum(map(_invalid, found)) / turns if turns else 0.0
 
 
-def first_failure(groups: Sequence[Group]) -> str:
-    """Why the first failed attempt failed, for an error message."""
-    failures = [failure.failure for group in groups for failure in group.failures]
-    return next((failure for failure in failures if failure), "unknown reason")
+def unplayable(what: str, groups: Sequence[Group]) -> MtrlError:
+    """Nothing could be played: ``what``, and why the first failed attempt failed."""
+    failed = (failure for group in groups for failure in group.failures if failure.failure)
+    first = next(failed, None)
+    error = MtrlError(f"{what}: {first.failure if first else 'unknown reason'}")
+    error.hint = MEND_IT if first and first.trace else None
+    return error
 
 
 def _invalid(game: Trajectory) -> int:

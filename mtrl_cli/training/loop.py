@@ -20,7 +20,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
@@ -45,8 +44,8 @@ from mtrl_cli.training.events import Notice, PhaseStarted, StepFinished
 from mtrl_cli.training.games import (
     Evaluations,
     evaluation_metrics,
-    first_failure,
     pass_rule,
+    unplayable,
 )
 from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
 from mtrl_cli.training.metrics import outcome_metrics, rollout_metrics, training_metrics
@@ -209,7 +208,7 @@ class TrainingLoop:
     def _check_alive(self, groups: list[Group], kept: TrainingBatch) -> None:
         """A step of which nothing could be played ends the run with the first failure."""
         if not kept.groups and all(group.failed for group in groups):
-            raise MtrlError(f"all {len(groups)} groups of a step failed: {first_failure(groups)}")
+            raise unplayable(f"all {len(groups)} groups of a step failed", groups)
 
     async def _penalty(
         self, step: int, initial: PolicySnapshot, kept: TrainingBatch

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from mtrl_cli.assembly import Parts, check_experiment
 from mtrl_cli.config.schema import Experiment
-from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.events import Observer
@@ -25,7 +24,7 @@ from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.events import PhaseStarted, RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
-from mtrl_cli.training.games import first_failure
+from mtrl_cli.training.games import unplayable
 from mtrl_cli.training.policies import choose_policy, held_policy
 
 
@@ -74,7 +73,7 @@ async def play(
             played.sort(key=lambda group: group.admission.group)
             _record(frame, played)
         if played and all(group.failed for group in played):
-            raise MtrlError(f"all {len(played)} groups failed: {first_failure(played)}")
+            raise unplayable(f"all {len(played)} groups failed", played)
 
     return await frame.carry_out(work)
 

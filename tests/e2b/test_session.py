@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import subprocess
 import sys
 import time
@@ -68,6 +69,10 @@ async def test_faults_of_the_game(emulator: E2BEmulator, do: str, told: str) -> 
         with pytest.raises(EnvironmentFault) as raised:
             await environment.step(go(do))
         assert str(raised.value).startswith(told)
+        if do == "raise":
+            assert re.search(r" \(.*game\.py:\d+\)$", str(raised.value))
+            assert raised.value.trace is not None
+            assert 'raise ZeroDivisionError("by nothing' in raised.value.trace
 
 
 async def test_the_game_may_refuse_and_go_on(emulator: E2BEmulator) -> None:

@@ -160,5 +160,5 @@ async def test_a_lost_session_is_infrastructure_and_counted() -> None:
 
 async def test_the_tasks_own_errors_are_named_as_such() -> None:
     environment = await begun(Reply({"no": "text"}))
-    with pytest.raises(EnvironmentFault, match=r"^World\.step raised KeyError: 'text'$"):
+    with pytest.raises(EnvironmentFault, match=r"^World\.step raised KeyError: 'text' \(.*:\d+\)$"):
         await environment.step(ACT)

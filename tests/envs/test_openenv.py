@@ -144,20 +144,24 @@ async def test_the_action_class_comes_from_the_generic_base() -> None:
         assert (await instance.step(go())).text == "Move"
 
 
+PLACE = r" \(.*\.py:\d+\)$"
+"""Of the line that raised."""
+
+
 # --- attribution ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("world", "do", "message"),
     [
-        ("Counter", "raise", r"^Counter.step raised ZeroDivisionError: by nothing$"),
-        ("Counter", "exit", r"^Counter.step raised SystemExit: 3$"),
-        ("Counter", "stumble", r"^Counter.step raised KeyError: 'no action for it'$"),
+        ("Counter", "raise", r"^Counter.step raised ZeroDivisionError: by nothing" + PLACE),
+        ("Counter", "exit", r"^Counter.step raised SystemExit: 3" + PLACE),
+        ("Counter", "stumble", r"^Counter.step raised KeyError: 'no action for it'" + PLACE),
         ("Counter", "text", r"^Counter returned str, not an Observation$"),
         ("BadReward", "nan", r"^BadReward returned the reward nan, which is not finite$"),
         ("BadReward", "word", r"^BadReward returned the reward 'high', not a number$"),
         ("BadReward", "list", r"^BadReward returned the reward \[1\], not a number$"),
-        ("Waiting", "timeout", r"^Waiting.step raised TimeoutError: its own$"),
+        ("Waiting", "timeout", r"^Waiting.step raised TimeoutError: its own" + PLACE),
     ],
 )
 async def test_the_environments_faults_are_its_own(world: str, do: str, message: str) -> None:
@@ -175,7 +179,7 @@ async def test_infinite_rewards_are_refused() -> None:
 async def test_a_fault_in_reset() -> None:
     async with opened() as instance:
         with pytest.raises(
-            EnvironmentFault, match=r"^Counter.reset raised LookupError: no such member$"
+            EnvironmentFault, match=r"^Counter.reset raised LookupError: no such member" + PLACE
         ):
             await instance.reset(SAMPLE, 99)
 

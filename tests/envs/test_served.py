@@ -27,6 +27,7 @@ import pytest
 from mtrl_cli.envs.interface import Deadlines, SessionLost, TaskEnvironment, Watch
 from mtrl_cli.envs.openenv_remote import RemoteFactory
 from mtrl_cli.envs.openenv_served import LOG, ServedEnvironments, sessions
+from mtrl_cli.envs.openenv_server import tracing
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.ports import (
     EnvironmentFault,
@@ -182,6 +183,18 @@ async def test_an_environment_that_raises(server: ServedEnvironments) -> None:
         with pytest.raises(EnvironmentFault, match=r"\.step raised nothing here$"):
             await environment.step(go("raise"))
         await fresh(factory)
+
+
+def test_the_servers_log_has_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    class Raises:
+        def reset(self) -> None: ...
+
+        def step(self) -> None:
+            raise LookupError("nothing here")
+
+    with pytest.raises(LookupError):
+        tracing(Raises)().step()  # type: ignore[attr-defined]
+    assert 'raise LookupError("nothing here")' in capsys.readouterr().err
 
 
 async def test_a_reward_that_is_no_number_arrives_as_none(server: ServedEnvironments) -> None:

@@ -78,3 +78,39 @@ async def test_what_a_run_needs_of_its_task(
     assert str(ended.value).startswith(says)
     log = tmp_path / "runs/latest/log.txt"
     assert log.read_text().count("Traceback (most recent call last)") >= 1
+
+
+ENVIRONMENT = """
+from mtrl_cli.tasks.blackjack.env import BlackjackEnvironment
+
+
+class Broken(BlackjackEnvironment):
+    def {method}:
+        return sed
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "operation"),
+    [
+        ("__init__(self)", "open"),
+        ("reset(self, seed=None, **given)", "reset"),
+    ],
+)
+async def test_an_environment_that_raises_is_told_with_its_place(
+    tmp_path: Path, method: str, operation: str
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(ENVIRONMENT.format(method=method))
+    with pytest.raises(MtrlError) as ended:
+        async with ScriptedPolicyServer() as server:
+            await train_on(
+                server.url, tmp_path / "runs", f"env.entrypoint={path}:Broken",
+                "env.check_seeds=false",
+            )  # fmt: skip
+    told = f"Broken.{operation} raised NameError: name 'sed' is not defined ({path}:7)"
+    assert str(ended.value) == f"all 1 groups of a step failed: {told}"
+    assert ended.value.hint is not None
+    assert "log.txt; mend it" in ended.value.hint
+    log = (tmp_path / "runs/latest/log.txt").read_text()
+    assert f'File "{path}", line 7, in {method.partition("(")[0]}\n    return sed' in log

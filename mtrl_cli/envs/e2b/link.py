@@ -29,11 +29,12 @@ class LinkBroken(Exception):  # noqa: N818
 
 
 class Failed(Exception):  # noqa: N818
-    """The process answered with an error."""
+    """The process answered with an error; ``trace`` is the game's traceback, if it raised."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, trace: str | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.trace = trace
 
 
 class Link:
@@ -189,7 +190,12 @@ class Link:
         message = answer.result()
         if "error" in message:
             error = message["error"]
-            raise Failed(str(error.get("kind")), str(error.get("message")))
+            trace = error.get("trace")
+            raise Failed(
+                str(error.get("kind")),
+                str(error.get("message")),
+                trace if isinstance(trace, str) else None,
+            )
         result = message.get("ok")
         if not isinstance(result, Mapping):
             raise Failed("fault", f"it answered {type(result).__name__}, not an object")

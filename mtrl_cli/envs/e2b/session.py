@@ -107,7 +107,9 @@ class SandboxSession:
             if failed.kind == "tool":
                 raise ToolError(str(failed)) from failed
             if failed.kind == "fault":
-                raise EnvironmentFault(f"{self._name}.{operation}: {failed}") from failed
+                fault = EnvironmentFault(f"{self._name}.{operation}: {failed}")
+                fault.trace = failed.trace
+                raise fault from failed
             self._usable.lose(f"{operation}: {failed}", failed)
 
     async def _bounded(self, operation: str, work: Awaitable[Any], timeout: float) -> Any:

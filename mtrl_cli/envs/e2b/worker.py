@@ -5,7 +5,8 @@ Python 3.8. Its arguments name the game's class, ``module:Class`` or ``path.py:C
 the keyword arguments of the class as a JSON object.
 
 A request is one line ``{"id": 7, "op": "reset" | "step" | "close", "data": {…}}``; its answer is
-``{"id": 7, "ok": {…}}`` or ``{"id": 7, "error": {"kind": …, "message": …}}``. An id that was
+``{"id": 7, "ok": {…}}`` or ``{"id": 7, "error": {"kind": …, "message": …}}``, with a ``trace``
+where the game raised. An id that was
 answered is answered again from memory, and nothing is executed twice. Empty lines are skipped, so
 that a line which was cut off can be ended by the next one. The first line out has the id 0: the
 game is loaded, or it could not be.
@@ -23,6 +24,7 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,16 +32,20 @@ from typing import Any, BinaryIO
 LONGEST = 4 * 1024 * 1024
 """Bytes of a line, either way."""
 
+LONGEST_TOLD, LONGEST_TRACE = 1000, 16_000
+"""Characters of an error's first line, and of its traceback."""
+
 KEPT = 16
 """How many answers are remembered."""
 
 
 class Refused(Exception):  # noqa: N818
-    """An answer that is an error."""
+    """An answer that is an error; ``trace`` is the game's traceback, if it raised."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, trace: str | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.trace = trace
 
 
 def private_streams() -> tuple[BinaryIO, BinaryIO]:
@@ -101,7 +107,7 @@ class Game:
             raise
         except BaseException as error:
             tool = any(kind.__name__ == "ToolError" for kind in type(error).__mro__)
-            raise Refused("tool", line(error)) if tool else Refused("fault", told(error)) from error
+            raise Refused("tool", line(error)) if tool else fault(error) from error
         raise Refused("protocol", f"no operation {operation!r}")
 
 
@@ -122,6 +128,8 @@ def answer(game: Game, number: Any, request: dict[str, Any]) -> bytes:
 
 def failure(number: Any, refused: Refused) -> bytes:
     error = {"kind": refused.kind, "message": str(refused)[:2000]}
+    if refused.trace is not None:
+        error["trace"] = refused.trace
     return json.dumps({"id": number, "error": error}).encode()
 
 
@@ -162,6 +170,15 @@ def serve(entrypoint: str, params: dict[str, Any]) -> None:
         say(answered[number])
         if request.get("op") == "close":
             return
+
+
+def fault(error: BaseException) -> Refused:
+    """The game raised: its innermost line outside of this file is named."""
+    frames = traceback.extract_tb(error.__traceback__)
+    game = [frame for frame in frames if frame.filename != __file__]
+    place = f" ({game[-1].filename}:{game[-1].lineno})" if game else ""
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Refused("fault", told(error)[:LONGEST_TOLD] + place, trace[-LONGEST_TRACE:])
 
 
 def told(error: BaseException) -> str:
