@@ -16,6 +16,10 @@ _WRITTEN = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 _ROW = re.compile(r"^\| (.+?) (?<!\\)\|", re.MULTILINE)
 _ITEM = re.compile(r"^(?:- |\d+\. )", re.MULTILINE)
 _COMMENT = re.compile(r"\s*(#.*|\"\"\".*)$", re.MULTILINE)
+_LINE = re.compile(r"^\|.*$", re.MULTILINE)
+_ENGLISH = re.compile(r"(?:\.\./|docs/)([\w-]+\.md)")
+"""A document at its English place, linked or only named."""
+PRODUCTS = "Tinker SkyRL Twinkle OpenEnv OpenSpiel E2B TensorBoard trackio MLflow Parquet".split()
 _CODE = re.compile(r"`[^`]+`")
 
 
@@ -48,6 +52,24 @@ def test_a_chinese_document_follows_its_english_one(name: str) -> None:
     assert code(chinese) == code(english)
     assert len(_ITEM.findall(chinese.prose)) == len(_ITEM.findall(english.prose))
     assert first_cells(chinese) == first_cells(english)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_chinese_document_names_the_chinese_one_where_there_is_one(name: str) -> None:
+    own = TWINS[name].rpartition("/")[2]
+    there = {twin.rpartition("/")[2] for twin in TWINS.values()} - {own, "README.md"}
+    assert there.isdisjoint(_ENGLISH.findall(PAGES[name].text))
+
+
+def product_names(text: str) -> set[str]:
+    return {word for word in PRODUCTS if word.lower() in text.lower()}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_row_of_a_chinese_table_names_the_products_of_its_english_one(name: str) -> None:
+    chinese, english = PAGES[name], PAGES[TWINS[name]]
+    ours, theirs = (_LINE.findall(_WRITTEN.sub("", page.prose)) for page in (chinese, english))
+    assert [product_names(row) for row in ours] == [product_names(row) for row in theirs]
 
 
 def test_a_document_that_changed_alone_is_found() -> None:
