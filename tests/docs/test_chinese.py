@@ -19,7 +19,7 @@ _COMMENT = re.compile(r"\s*(#.*|\"\"\".*)$", re.MULTILINE)
 _LINE = re.compile(r"^\|.*$", re.MULTILINE)
 _ENGLISH = re.compile(r"(?:\.\./|docs/)([\w-]+\.md)")
 """A document at its English place, linked or only named."""
-PRODUCTS = "Tinker SkyRL Twinkle OpenEnv OpenSpiel E2B TensorBoard trackio MLflow Parquet".split()
+PRODUCTS = ("Tinker", "SkyRL", "Twinkle", "OpenEnv", "OpenSpiel", "E2B", "TensorBoard", "trackio")
 _CODE = re.compile(r"`[^`]+`")
 
 
