@@ -21,8 +21,8 @@ CANNOT: Mapping[str, str] = {
     "python -m pip install . && mtrl train conf=blackjack": _INSTALLS,
     "python -m pip install .": _INSTALLS,
     "pre-commit install": "writes a hook into the checkout",
-    "pip install '.[e2b]'": _INSTALLS,
-    "pip install '.[tensorboard]'": _INSTALLS,
+    "pip install 'mtrl-cli[e2b]'": _INSTALLS,
+    "pip install 'mtrl-cli[tensorboard]'": _INSTALLS,
     "pip install open_spiel": _INSTALLS,
     "git clone --depth 1 https://github.com/huggingface/OpenEnv": _SPIEL,
     'pip install --no-deps "openenv-openspiel-env @ file://$PWD/OpenEnv/envs/openspiel_env"': (
