@@ -128,19 +128,21 @@ def compose(
     checked = tuple(check(argument, dirs) for argument in rest)
     container, choices = _compose(node, file, checked, dirs)
     _anchor(container)
-    return _typed(asked, file, container, choices, checked, dirs)
+    composed = _typed(asked, file, container, choices, checked, dirs)
+    _refuse_without_base(container, file)
+    return composed
 
 
 def _locate(asked: str, config_dirs: Sequence[str | Path]) -> tuple[Path, tuple[Path, ...]]:
     """The experiment's file, and the folders to search for what it builds on."""
     if "/" in asked or asked.endswith((".yaml", ".yml")):
-        file = _by_path(asked)
+        file = _by_path(asked, places.search_dirs(config_dirs))
         return file, places.search_dirs(config_dirs, beside=file)
     dirs = places.search_dirs(config_dirs)
     found = places.find(dirs, asked)
     if found is None:
         names = places.experiments(dirs)
-        near = nearest(asked, names)
+        near = _exact_file(asked) or nearest(asked, names)
         guess = f"did you mean conf={near}? " if near else ""
         if "," in asked and all(name in names for name in asked.split(",")):
             guess = "--multirun runs each of them; "
@@ -152,7 +154,13 @@ def _locate(asked: str, config_dirs: Sequence[str | Path]) -> tuple[Path, tuple[
     return found, dirs
 
 
-def _by_path(asked: str) -> Path:
+def _exact_file(name: str) -> str | None:
+    """A file of this folder that a name without its ending means, as ``conf=`` takes it."""
+    endings = (".yaml", ".yml")
+    return next((f"{name}{end}" for end in endings if Path(f"{name}{end}").is_file()), None)
+
+
+def _by_path(asked: str, dirs: Sequence[Path]) -> Path:
     path = Path(asked).expanduser()
     for candidate in (path, path.with_name(f"{path.name}.yaml")):
         if candidate.is_file():
@@ -160,8 +168,25 @@ def _by_path(asked: str) -> Path:
     raise ConfigError(
         f"no file {asked!r}",
         at=f"conf={asked}",
-        hint="conf=NAME chooses an experiment by its name, conf=FILE.yaml a file",
+        hint=f"{_meant_file(path, dirs)}conf=NAME chooses an experiment by its name,"
+        " conf=FILE.yaml a file",
     )
+
+
+def _meant_file(path: Path, dirs: Sequence[Path]) -> str:
+    """The file or experiment that a path was probably meant to be, as a question."""
+    if near := _beside(path.parent, path.stem):
+        return f"did you mean conf={near}? "
+    if near := nearest(path.stem, places.experiments(dirs)):
+        return f"did you mean conf={near}? "
+    return ""
+
+
+def _beside(folder: Path, name: str) -> str | None:
+    """The YAML file of a folder whose name is ``name`` or next to it, as ``conf=`` takes it."""
+    files = {file.stem: file for file in [*folder.glob("*.yml"), *folder.glob("*.yaml")]}
+    near = nearest(name, files)
+    return str(files[near]) if near else None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -224,6 +249,20 @@ def _compose(
     with open_dict(config):
         del config["hydra"]
     return _plain(config), choices
+
+
+def _refuse_without_base(container: dict[str, Any], file: Path) -> None:
+    """A section that no file mentions would have the schema's values, which are not those of
+    conf/config.yaml: the experiment would silently be another one."""
+    kinds = schema_keys()
+    grouped = [group for group in places.groups([places.packaged_conf()]) if group in kinds]
+    missing = [group for group in grouped if group not in container]
+    if missing:
+        raise ConfigError(
+            f"it builds on no other file, and does not set {', '.join(missing)}",
+            at=places.shown(file),
+            hint=f"begin it with `defaults: [{places.BASE}, _self_]` for all other values",
+        )
 
 
 def _anchor(container: dict[str, Any]) -> None:

@@ -112,6 +112,33 @@ def test_an_unknown_experiment() -> None:
     assert error.hint.startswith("did you mean conf=blackjack? available: blackjack")
 
 
+def test_an_experiment_that_builds_on_one_without_a_base(write: Write) -> None:
+    write("conf/own.yaml", "name: own\n")
+    write("conf/mine.yaml", "defaults: [own, _self_]\nname: mine\n")
+    error = refused("conf=mine")
+    assert error.hint is not None
+    assert error.hint.startswith("begin it with `defaults: [config, _self_]`")
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("nim", "conf=nim.yaml"),
+        ("nim.yml", "conf=nim.yaml"),
+        ("./nmi.yaml", "conf=nim.yaml"),
+        ("other", "conf=other.yml"),
+        ("./blackjack.yaml", "conf=blackjack"),
+        ("conf/blackjak", "conf=blackjack"),
+    ],
+)
+def test_a_name_or_a_path_beside_what_is_there(write: Write, asked: str, meant: str) -> None:
+    write("nim.yaml", "defaults: [config, _self_]\n")
+    write("other.yml", "defaults: [config, _self_]\n")
+    hint = refused(f"conf={asked}").hint
+    assert hint is not None
+    assert hint.startswith(f"did you mean {meant}? ")
+
+
 def test_an_experiment_given_without_conf() -> None:
     assert refused("blackjack").hint == "to choose an experiment write conf=blackjack"
     assert refused("mine.yaml").hint == "to choose an experiment write conf=mine.yaml"
@@ -156,6 +183,12 @@ def test_a_wrong_choice_lists_the_right_ones() -> None:
         ("name: [a\nx: b", "not valid YAML: expected ',' or ']', but got ':'", "exp.yaml:2:2"),
         ("name: a\nname: b", "not valid YAML: found duplicate key name", "exp.yaml:2:1"),
         ("- a", "the file holds no experiment", "exp.yaml"),
+        (
+            "name: a\ntrain: {steps: 3}",
+            "it builds on no other file, and does not set budget, env, eval, group, run, server,"
+            " task",
+            "exp.yaml",
+        ),
         ("defaults: [config, _self_]\ngroup: {sise: 1}", "unknown key 'group.sise'", "exp.yaml"),
         (
             "defaults: [config]\nname: a",
