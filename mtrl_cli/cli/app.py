@@ -8,6 +8,7 @@ import typer
 
 from mtrl_cli import __version__
 from mtrl_cli.cli import looking
+from mtrl_cli.cli.completion import complete_run
 from mtrl_cli.cli.config_commands import config
 from mtrl_cli.cli.failures import told_in_one_line
 from mtrl_cli.cli.help import WIDEST, ExperimentCommand
@@ -62,6 +63,7 @@ def train(
             "--resume",
             metavar="RUN",
             help="Go on with this run: id, part of it, or last; RUN@STEP.",
+            autocompletion=complete_run,
         ),
     ] = None,
     force: Annotated[

@@ -24,9 +24,15 @@ def complete_run(incomplete: str) -> list[str]:
     """Runs of the folder that the command line names, the newest first."""
     from mtrl_cli.runs.registry import run_names
 
-    folder = [*_values_of("--runs-dir"), "runs"][0]
-    names = ["last", *run_names(Path(folder).expanduser())]
+    names = ["last", *run_names(_runs_dir())]
     return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_format(incomplete: str) -> list[str]:
+    """What ``mtrl export --format`` takes."""
+    from mtrl_cli.export.writers import FORMATS
+
+    return [form for form in (*FORMATS, "transferqueue") if form.startswith(incomplete)]
 
 
 def _offers(word: str) -> Iterator[str]:
@@ -58,7 +64,14 @@ def _candidates(word: str) -> Iterator[str]:
     groups = places.groups(dirs)
     if equals:
         offered = places.experiments(dirs) if key == "conf" else groups.get(key, [])
-        yield from (f"{mark}{key}={option}" for option in (*offered, *choices_of(key)))
+        if key == "policy":
+            from mtrl_cli.runs.policies import policy_names
+
+            offered = ["last", *policy_names(_runs_dir())]
+        words = choices_of(key)
+        if words == ["null"]:
+            words = []  # the shell would write it at once, where any text may stand
+        yield from (f"{mark}{key}={option}" for option in (*offered, *words))
         return
     yield from ("conf=", *(f"{mark}{group}=" for group in groups))
     for name, kind in schema_keys().items():
@@ -87,6 +100,10 @@ def _typed() -> list[str]:
         return os.environ.get("_TYPER_COMPLETE_ARGS", "").split()
     words = os.environ["COMP_WORDS"].split("\n")
     return words[: int(os.environ.get("COMP_CWORD", len(words))) + 1]
+
+
+def _runs_dir() -> Path:
+    return Path([*_values_of("--runs-dir"), "runs"][0]).expanduser()
 
 
 def _values_of(option: str) -> list[str]:

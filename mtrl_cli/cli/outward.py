@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mtrl_cli.cli.completion import complete_format
 from mtrl_cli.cli.failures import told_in_one_line
 from mtrl_cli.cli.options import Debug, Run, RunsDir
 from mtrl_cli.errors import UsageError
@@ -43,7 +44,12 @@ def export(
     run: Run,
     form: Annotated[
         str,
-        typer.Option("--format", metavar="FORMAT", help="jsonl, parquet, tinker or transferqueue."),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="jsonl, parquet, tinker or transferqueue.",
+            autocompletion=complete_format,
+        ),
     ] = "jsonl",
     step: Annotated[
         int | None,

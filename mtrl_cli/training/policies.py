@@ -192,7 +192,7 @@ def _by_run(asked: str, runs: Path, server: ServerConfig) -> ChosenPolicy:
 
 def _no_policy(asked: str, runs: Path) -> UsageError:
     names = policy_names(runs)
-    near = nearest(asked, names)
+    near = nearest(asked, [*names, "last"])
     guess = f"did you mean policy={near}? " if near else ""
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
     there = f"there are: {shown}" if names else "there are none"

@@ -75,6 +75,10 @@ def offers(folder: Path, line: str) -> list[str]:
         ("mtrl show 2026113", ["20261130-090000-b8bb"]),
         ("mtrl cancel la", ["last"]),
         ("mtrl trai", ["train"]),
+        ("mtrl rollout policy=", ["policy=last"]),
+        ("mtrl train server.base_url=", [""]),
+        ("mtrl train --resume 2026113", ["20261130-090000-b8bb"]),
+        ("mtrl export last --format pa", ["parquet"]),
     ],
 )
 def test_what_is_offered(folder: Path, line: str, offered: list[str]) -> None:

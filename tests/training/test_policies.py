@@ -79,6 +79,7 @@ def test_a_name_a_uri_and_the_base_model(runs: Path) -> None:
     ("asked", "told"),
     [
         ("bets", "did you mean policy=best"),
+        ("lsat", "did you mean policy=last"),
         ("nothing-like-it", "there are: best"),
         ("a7aa", f"for the run write policy={RUN}@last"),
         ("a7aa@9", "has no step 9: its commits are 0 to 3"),
