@@ -13,9 +13,18 @@ from mtrl_cli.display.text import (
     reward,
     short_age,
 )
-from mtrl_cli.training.events import Comparison, Evaluated
+from mtrl_cli.training.events import Comparison, Evaluated, FolderMade
 
 Redact = Callable[[str], str]
+
+
+def beginning_line(made: FolderMade) -> str:
+    """Where a run is, and where an attempt of it goes on."""
+    line = f"run {harmless(made.run)} in {harmless(made.folder)}"
+    if made.attempt == 1:
+        return line
+    where = f"after step {made.step}" if made.step else "at the beginning"
+    return f"{line}: attempt {made.attempt} goes on {where}"
 
 
 def step_line(state: RunState, now: float, width: int | None = None) -> str:

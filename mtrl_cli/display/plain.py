@@ -9,7 +9,14 @@ from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless, reward
 from mtrl_cli.rollout.events import GroupFinished
-from mtrl_cli.training.events import Evaluated, Notice, PhaseStarted, RunStarted, StepFinished
+from mtrl_cli.training.events import (
+    Evaluated,
+    FolderMade,
+    Notice,
+    PhaseStarted,
+    RunStarted,
+    StepFinished,
+)
 
 ALIVE_EVERY = 60.0
 """Seconds without a line after which one says that the run is alive."""
@@ -43,6 +50,7 @@ class PlainPresenter:
         self._last_line = clock()
         self._last_progress = 0
         self._closed = False
+        self._named = False
 
     def observe(self, event: object) -> None:
         now = self._clock()
@@ -50,8 +58,12 @@ class PlainPresenter:
         group = self.state.groups.get(event.group) if isinstance(event, GroupFinished) else None
         self.state.apply(event, now)
         match event:
+            case FolderMade():
+                self._named = True
+                self._info(f"{lines.beginning_line(event)}; starting server and environments")
             case RunStarted():
-                self._info(f"run {harmless(event.run)} in {harmless(event.folder)}")
+                named = f"run {harmless(event.run)} in {harmless(event.folder)}"
+                self._info("server and environments are there" if self._named else named)
             case StepFinished():
                 self._info(lines.step_line(self.state, now))
             case Evaluated():

@@ -145,6 +145,8 @@ class RunState:
         self.step = 0
         self.steps = 0
         self.policy: str | None = None
+        self.first_policy: str | None = None
+        """The policy that the first group of a step was sampled from."""
         self.rewards: list[float] = []
         self.metrics: Mapping[str, float] = {}
         self.audits: list[tuple[float, float]] = []
@@ -272,6 +274,8 @@ class RunState:
         self.groups[event.group] = GroupView(
             event.group, event.task, event.policy, event.policy_step, event.size, now
         )
+        if self.first_policy is None:
+            self.first_policy = event.policy
         if self.policy is None:
             self.policy = event.policy
 

@@ -9,6 +9,8 @@ from mtrl_cli.display.state import GroupView, RunState
 from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward
 from mtrl_cli.training.events import Comparison, Evaluated, Resumable, RunFailed, RunFinished
 
+_ALIKE = "constant_reward"
+
 
 def summary(state: RunState, now: float, play: str | None = None) -> list[str]:
     """The lines of the end. ``play`` is the command that plays this experiment, if not the
@@ -67,13 +69,16 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
     if finished.skipped:
         total = sum(finished.skipped.values())
         yield "skipped", f"{total:,} groups: {reasons(finished.skipped)}"
+    if state.metrics and finished.policy and finished.policy == state.first_policy:
+        alike = " (no group's rewards differed)" if set(finished.skipped) == {_ALIKE} else ""
+        yield "NOTE", f"nothing was trained{alike}: the policy is unchanged"
     if state.audits:
         yield "audit", _audits(state.audits)
     if finished.folder:
         yield "run", harmless(finished.folder)
     if finished.policy:
         yield "policy", harmless(finished.policy)
-        if not state.plan.keep_groups:
+        if not state.plan.keep_groups and (finished.steps or finished.evaluated):
             command = play or f"mtrl rollout conf={shlex.quote(finished.folder)}/config.yaml"
             yield "play it", harmless(f"{command} policy={shlex.quote(finished.policy)}")
     if finished.resumable is not None:

@@ -10,6 +10,9 @@ class FolderMade:
 
     run: str
     folder: str
+    attempt: int = 1
+    step: int = 0
+    """Steps that earlier attempts have committed, and that stand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class Frame:
         self.observer = self._sinks or observer
         self.stop = stop
         self.outcome = Outcome()
+        self.behind = 0
+        """Steps that earlier attempts have committed."""
         self._begun = False
         """The parts are there and the work runs; before that a drain has nothing to wait for."""
 
@@ -208,7 +210,8 @@ class Frame:
         )
 
     async def _with_parts(self, work: Work) -> None:
-        self.observer(FolderMade(self.folder.id, str(self.folder.path)))
+        folder = self.folder
+        self.observer(FolderMade(folder.id, str(folder.path), folder.attempt, self.behind))
         self.observer(PhaseStarted("start-up"))
         for text in notices():
             self.observer(Notice(text))

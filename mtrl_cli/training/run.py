@@ -81,6 +81,7 @@ async def resume(
     folder, history, reaped = await finish(asyncio.to_thread(take))
     frame = Frame(experiment, folder, observer, stop, trains=True)
     frame.outcome.totals = _totals(history, run / "metrics.jsonl", observer)
+    frame.behind = history.last.step if history.last else 0
     for left in reaped.left if reaped else ():
         observer(Notice(f"an earlier attempt left {left}"))
     return await _attempt(frame, history)

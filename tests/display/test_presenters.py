@@ -22,6 +22,7 @@ from mtrl_cli.rollout.events import (
 )
 from mtrl_cli.training.events import (
     Evaluated,
+    FolderMade,
     Notice,
     PhaseStarted,
     RunFinished,
@@ -354,3 +355,34 @@ def test_throughput_of_a_step_whose_groups_were_sampled_earlier() -> None:
     assert "| gen 500 tok/s |" in watched.text
     watched.see(StepFinished(2, 50, "u/2", {**figures, "seconds_sampling": 2.0}))
     assert watched.text.count("| gen 500 tok/s |") == 2
+
+
+def ended_with(policy: str) -> str:
+    watched = stepped(begun(Watched(None)))
+    skipped = {"constant_reward": 48}
+    watched.see(RunFinished(RUN, FOLDER, "finished", None, 12, 96, 1, policy, None, None, skipped))
+    watched.presenter.close()
+    return watched.text
+
+
+def test_a_run_that_has_trained_nothing_says_so() -> None:
+    told = "NOTE       nothing was trained (no group's rewards differed): the policy is unchanged"
+    assert told in ended_with("u/v11").splitlines()
+    assert "nothing was trained" not in ended_with("u/v12")
+
+
+def test_where_a_run_is_and_where_it_goes_on_is_said_before_anything_starts() -> None:
+    watched = Watched(None)
+    watched.see(FolderMade(RUN, FOLDER))
+    told = f"12:17:40 INFO  run {RUN} in {FOLDER}"
+    assert watched.text == f"{told}; starting server and environments\n"
+    again = Watched(None)
+    again.see(FolderMade(RUN, FOLDER, attempt=2, step=4))
+    assert again.text.startswith(f"{told}: attempt 2 goes on after step 4; starting")
+
+
+def test_a_run_without_a_step_offers_no_policy_to_play() -> None:
+    watched = begun(Watched(None))
+    watched.see(RunFinished(RUN, FOLDER, "cancelled", None, 0, 0, 0, "u/v0", None, None, {}))
+    watched.presenter.close()
+    assert "play it" not in watched.text
