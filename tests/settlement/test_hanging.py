@@ -111,7 +111,7 @@ def test_a_thread_that_never_comes_back_does_not_keep_the_run(tmp_path: Path) ->
         assert time.monotonic() - since < 50
         assert scenery.server.models == {}
         left = audit.state(scenery.folder)["borrows"]["quarantined"]
-        assert any(name.startswith("env (train/g0/m") for name in left)
+        assert any(name.startswith("env (a1/train/g0/m") for name in left), left
         assert all("it ends with this process" in name for name in left)
         assert "QUARANTINE" in run.out
         assert len(scenery.world.live()) == 1
