@@ -12,6 +12,8 @@ episodes are plain numbers, so that no tokenizer's time is in the figures.
   scripted.
 - Equal episodes: every one has as many turns. Heavy tails: the number of turns is drawn from a
   Pareto distribution, so that a step's longest episode is several times its mean.
+- Lag 0 is lock-step: a batch is sampled, then trained, and the next one begins.
+- Trainer busy: T / wall. In flight: episodes that are being sampled, on average; a batch is 8.
 - Saturated: no more episodes run at once than one step has, as on a server that is full; without
   that bound the groups of all versions in flight run side by side.
 
@@ -94,6 +96,12 @@ class Case:
         longest = [max(map(self.turns, range(k * each, (k + 1) * each))) for k in range(self.steps)]
         return self.sample_seconds * fmean(longest)
 
+    @property
+    def episode_seconds(self) -> float:
+        """Seconds on the server of all episodes of a step together; the mean over steps."""
+        each = GROUPS * MEMBERS
+        return self.sample_seconds * each * fmean(map(self.turns, range(each * self.steps)))
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -105,9 +113,18 @@ class Figures:
     sampling: float
     training: float
     wall: float
+    in_flight: float
+    """Episodes that were being sampled, on average."""
+    staleness: float
+    """Policy versions between sampling and training: mean over groups."""
+    staleness_max: float
     stale: int
     failed_episodes: int
     drift: int
+
+    @property
+    def trainer_busy(self) -> float:
+        return self.training / self.wall
 
     @property
     def to_sum(self) -> float:
@@ -123,11 +140,15 @@ class Watch:
     """Listens to a run."""
 
     ends: list[float] = field(default_factory=list)
+    staleness: list[float] = field(default_factory=list)
+    staleness_max: float = 0.0
     failed: int = 0
 
     def __call__(self, event: object) -> None:
         if isinstance(event, StepFinished):
             self.ends.append(monotonic())
+            self.staleness.append(event.metrics["staleness"])
+            self.staleness_max = max(self.staleness_max, event.metrics["staleness_max"])
         elif isinstance(event, MemberFinished) and event.failure is not None:
             self.failed += 1
 
@@ -149,13 +170,17 @@ async def measure(case: Case) -> Figures:
     )
     with server, tempfile.TemporaryDirectory() as runs:
         totals = await _train(case, server.url, Path(runs), watch)
+    wall = watch.seconds_a_step(case.lag)
     return Figures(
         name=case.name,
         snapshots=case.snapshots,
         lag=case.lag,
         sampling=case.sampling_seconds,
         training=case.training_seconds,
-        wall=watch.seconds_a_step(case.lag),
+        wall=wall,
+        in_flight=case.episode_seconds / wall,
+        staleness=fmean(watch.staleness),
+        staleness_max=watch.staleness_max,
         stale=totals.skipped.get("stale", 0),
         failed_episodes=watch.failed,
         drift=len(server.drifts),
@@ -254,7 +279,7 @@ def best(runs: Sequence[Figures]) -> Figures:
 
 
 def row(*cells: str) -> str:
-    widths = (18, 12, 5, 7, 7, 7, 9, 10, 6, 7, 6)
+    widths = (18, 12, 5, 7, 7, 7, 9, 10, 8, 10, 11, 6, 7, 6)
     return "".join(
         cell.ljust(width) if index < 2 else cell.rjust(width)
         for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -264,8 +289,10 @@ def row(*cells: str) -> str:
 def table_row(f: Figures) -> str:
     times = (f"{seconds:.3f}" for seconds in (f.sampling, f.training, f.wall))
     ratios = (f"{f.to_sum:.2f}", f"{f.to_max:.2f}")
-    counts = (str(f.stale), str(f.failed_episodes), str(f.drift))
-    return row(f.name, f.snapshots, str(f.lag), *times, *ratios, *counts)
+    shares = (f"{f.trainer_busy:.0%}", f"{f.in_flight:.1f}")
+    ages = f"{f.staleness:.2f}/{f.staleness_max:.0f}"
+    counts = (ages, str(f.stale), str(f.failed_episodes), str(f.drift))
+    return row(f.name, f.snapshots, str(f.lag), *times, *ratios, *shares, *counts)
 
 
 def main() -> None:
@@ -274,7 +301,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     asked = parser.parse_args()
     print(
-        row("case", "snapshots", "lag", "S", "T", "wall", "/(S+T)", "/max(S,T)", "stale", "failed",
+        row("case", "snapshots", "lag", "S", "T", "wall", "/(S+T)", "/max(S,T)", "trainer",
+            "in flight", "staleness", "stale", "failed",
             "drift")
     )  # fmt: skip
     measured = []

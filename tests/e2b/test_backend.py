@@ -183,7 +183,8 @@ async def test_a_service_that_is_not_there_is_infrastructure(
                 await play(use)
         (told,) = use.told  # the first of three failures
         assert told.startswith(
-            "E2B at http://127.0.0.1:9: a creation failed, it is tried again: Con"
+            "E2B at http://127.0.0.1:9: a creation failed, it is tried again (the run ends when"
+            " none succeeds for 60 s): Con"
         )
     nothing_left(use)
     assert emulator.counts()["created"] == 0
