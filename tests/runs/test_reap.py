@@ -156,6 +156,11 @@ server: {kind: tinker, base_url: "URL", api_key: "${oc.env:TINKER_API_KEY}", bas
   tokenizer: mtrl-tiny}
 env: {entrypoint: "m:E"}
 task: {name: t, entrypoint: "m:T"}
+budget: {}
+eval: {}
+group: {}
+run: {}
+train: {}
 """
 
 
