@@ -84,13 +84,8 @@ def read_facts(record: RunRecord) -> RunFacts:
     if record.status == "unreadable":
         raise MtrlError(f"{path / 'run.json'} cannot be read; mtrl verify {record.id} says more")
     history = read_history(path / "commits.jsonl")
-    stand = {(commit.step, commit.attempt) for commit in history.commits}
     try:
-        lines = [
-            line
-            for line in read_records(path / "metrics.jsonl")
-            if (line.get("step"), line.get("attempt")) in stand
-        ]
+        lines = history.of(read_records(path / "metrics.jsonl"))
         ledger = list(read_records(path / "ledger.jsonl"))
         rollbacks = [r for r in read_records(path / "commits.jsonl") if r["kind"] == "rollback"]
         calls, borrows = _calls(ledger), _borrows(ledger)

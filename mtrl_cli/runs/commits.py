@@ -79,6 +79,12 @@ class History:
         """Every group that is behind us, with its outcome."""
         return {group: how for commit in self.commits for group, how in commit.groups.items()}
 
+    def of(self, metrics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those lines of ``metrics.jsonl`` that are of a commit here, and not of one that was
+        voided."""
+        stand = {(commit.step, commit.attempt) for commit in self.commits}
+        return [line for line in metrics if (line.get("step"), line.get("attempt")) in stand]
+
     def at(self, step: int) -> Commit | None:
         return self.commits[step] if 0 <= step < len(self.commits) else None
 

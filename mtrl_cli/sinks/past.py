@@ -64,15 +64,13 @@ def read_past(folder: Path, attempt: int) -> Past:
             if record["attempt"] < attempt + (record["kind"] == "rollback")
         ]
         voids = [int(record["attempt"]) for record in records if record["kind"] == "rollback"]
-        stand = {(commit.step, commit.attempt) for commit in standing(records).commits}
         points = [
             Point(
                 line["step"],
                 {name: float(value) for name, value in line.items() if name not in _NO_FIGURES},
                 float(line.get("time", 0.0)),
             )
-            for line in read_records(folder / "metrics.jsonl")
-            if (line.get("step"), line.get("attempt")) in stand
+            for line in standing(records).of(read_records(folder / "metrics.jsonl"))
         ]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise MtrlError(f"{folder}: {error}; mtrl verify says where") from error

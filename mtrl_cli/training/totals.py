@@ -23,11 +23,9 @@ class Totals:
     def of(cls, history: History, metrics: Iterable[Mapping[str, Any]]) -> "Totals":
         """The counts of the commits that stand, from them and the lines of ``metrics.jsonl``."""
         totals = cls()
-        stand = {(commit.step, commit.attempt) for commit in history.commits}
-        for line in metrics:
-            if (line.get("step"), line.get("attempt")) in stand:
-                totals.episodes += int(line.get("episodes", 0))
-                totals.sampled_tokens += int(line.get("tokens_sampled", 0))
+        for line in history.of(metrics):
+            totals.episodes += int(line.get("episodes", 0))
+            totals.sampled_tokens += int(line.get("tokens_sampled", 0))
         for commit in history.commits:
             totals.steps += commit.step > 0
             totals._skip(how for how in commit.groups.values() if how != TRAINED)
