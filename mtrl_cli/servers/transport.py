@@ -27,9 +27,9 @@ from urllib.parse import urlsplit
 from mtrl_cli.servers.address import Address as Address
 from mtrl_cli.servers.address import no_cookies, proxy_for, unfollowed
 from mtrl_cli.servers.errors import NoReply as NoReply
-from mtrl_cli.servers.errors import ReplyTooLargeError, Verdict, judge_exception, judge_reply
+from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.keys import HEADER, Keys
-from mtrl_cli.servers.unpacking import unpacked
+from mtrl_cli.servers.unpacking import gathered, unpacked
 
 if TYPE_CHECKING:
     import httpx
@@ -304,14 +304,7 @@ class Transport:
 
 async def _whole(reply: "httpx.Response") -> bytes:
     """The body. Raises: ReplyDamagedError, ReplyTooLargeError."""
-    pieces: list[bytes] = []
-    left = LARGEST_REPLY
-    async for piece in reply.aiter_raw():
-        left -= len(piece)
-        if left < 0:
-            raise ReplyTooLargeError(LARGEST_REPLY)
-        pieces.append(piece)
-    body = b"".join(pieces)
+    body = await gathered(reply.aiter_raw(), LARGEST_REPLY)
     if "content-encoding" not in reply.headers:
         return body
     return await asyncio.to_thread(unpacked, body, reply.headers, LARGEST_REPLY)

@@ -1,11 +1,11 @@
-"""Bodies that came packed, although nobody asked for it: unpacked up to a greatest length.
+"""Bodies of bounded length, also of those that came packed although nobody asked for it.
 
 Requests ask for ``identity``. Some proxies pack all the same, and a small body can unpack to any
 length, so the length is bounded before the memory is taken.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 
 from mtrl_cli.servers.errors import ReplyTooLargeError
 
@@ -14,6 +14,18 @@ _GZIP_OR_ZLIB = 47
 
 class ReplyDamagedError(ConnectionError):
     """The body is not packed as its head says."""
+
+
+async def gathered(pieces: AsyncIterable[bytes], most: int) -> bytes:
+    """A body of ``most`` bytes at most. Raises: ReplyTooLargeError."""
+    kept: list[bytes] = []
+    left = most
+    async for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise ReplyTooLargeError(most)
+        kept.append(piece)
+    return b"".join(kept)
 
 
 def unpacked(body: bytes, headers: Mapping[str, str], most: int) -> bytes:

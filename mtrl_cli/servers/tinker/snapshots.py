@@ -22,7 +22,6 @@ from urllib.parse import quote, urljoin, urlsplit
 from mtrl_cli.servers.address import Address, no_cookies, proxy_for, unfollowed
 from mtrl_cli.servers.errors import (
     Budget,
-    ReplyTooLargeError,
     ServerError,
     Verdict,
     judge_exception,
@@ -34,6 +33,7 @@ from mtrl_cli.servers.interface import CannotList, SnapshotFacts
 from mtrl_cli.servers.keys import HEADER, usable_token
 from mtrl_cli.servers.tinker import codec
 from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX
+from mtrl_cli.servers.unpacking import gathered
 
 if TYPE_CHECKING:
     import httpx
@@ -150,7 +150,7 @@ class TinkerSnapshots:
                 asyncio.timeout(seconds),
                 client.stream(method, path, json=body) as reply,
             ):
-                content = await _bounded(reply)
+                content = await gathered(reply.aiter_bytes(), _LARGEST_REPLY)
                 link = reply.extensions.get("location") if reply.is_redirect else None
                 wait = reply.headers.get("Retry-After")
                 return _Answer(reply.status_code, content, wait, str(reply.url), link)
@@ -247,7 +247,9 @@ class TinkerSnapshots:
                 client.stream("GET", link) as reply,
             ):
                 if reply.status_code != 200:
-                    verdict = judge_reply(reply.status_code, await _bounded(reply))
+                    verdict = judge_reply(
+                        reply.status_code, await gathered(reply.aiter_bytes(), _LARGEST_REPLY)
+                    )
                     raise self._failed("the download", verdict)
                 async for piece in reply.aiter_bytes():
                     into.write(piece)
@@ -268,18 +270,6 @@ class _Answer:
     retry_after: str | None
     url: str
     location: str | None
-
-
-async def _bounded(reply: "httpx.Response") -> bytes:
-    """Raises: ReplyTooLargeError."""
-    pieces: list[bytes] = []
-    left = _LARGEST_REPLY
-    async for piece in reply.aiter_bytes():
-        left -= len(piece)
-        if left < 0:
-            raise ReplyTooLargeError(_LARGEST_REPLY)
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
