@@ -26,6 +26,14 @@ class Broken(Blackjack):
 """
 
 
+async def ended(tmp_path: Path, *overrides: str) -> MtrlError:
+    """What ends a run in ``tmp_path``."""
+    with pytest.raises(MtrlError) as raised:
+        async with ScriptedPolicyServer() as server:
+            await train_on(server.url, tmp_path / "runs", "env.check_seeds=false", *overrides)
+    return raised.value
+
+
 @pytest.mark.parametrize(
     ("method", "says"),
     [
@@ -39,14 +47,9 @@ async def test_a_task_that_always_fails_ends_the_run(
 ) -> None:
     path = tmp_path / "broken.py"
     path.write_text(TASK.format(method=method))
-    with pytest.raises(MtrlError) as ended:
-        async with ScriptedPolicyServer() as server:
-            await train_on(
-                server.url, tmp_path / "runs", f"task.entrypoint={path}:Broken",
-                "env.check_seeds=false",
-            )  # fmt: skip
-    assert str(ended.value).startswith(says)
-    assert str(ended.value).endswith(f"({path}:7)")
+    error = await ended(tmp_path, f"task.entrypoint={path}:Broken")
+    assert str(error).startswith(says)
+    assert str(error).endswith(f"({path}:7)")
     log = tmp_path / "runs/latest/log.txt"
     assert log.stat().st_mode & 0o077 == 0
     assert log.read_text().count("Traceback (most recent call last)") == 1
@@ -69,13 +72,8 @@ async def test_what_a_run_needs_of_its_task(
 ) -> None:
     path = tmp_path / "broken.py"
     path.write_text(NONE.format(body=body))
-    with pytest.raises(MtrlError) as ended:
-        async with ScriptedPolicyServer() as server:
-            await train_on(
-                server.url, tmp_path / "runs", f"task.entrypoint={path}:Broken",
-                "env.check_seeds=false", *overrides,
-            )  # fmt: skip
-    assert str(ended.value).startswith(says)
+    error = await ended(tmp_path, f"task.entrypoint={path}:Broken", *overrides)
+    assert str(error).startswith(says)
     log = tmp_path / "runs/latest/log.txt"
     assert log.read_text().count("Traceback (most recent call last)") >= 1
 
@@ -102,15 +100,10 @@ async def test_an_environment_that_raises_is_told_with_its_place(
 ) -> None:
     path = tmp_path / "broken.py"
     path.write_text(ENVIRONMENT.format(method=method))
-    with pytest.raises(MtrlError) as ended:
-        async with ScriptedPolicyServer() as server:
-            await train_on(
-                server.url, tmp_path / "runs", f"env.entrypoint={path}:Broken",
-                "env.check_seeds=false",
-            )  # fmt: skip
+    error = await ended(tmp_path, f"env.entrypoint={path}:Broken")
     told = f"Broken.{operation} raised NameError: name 'sed' is not defined ({path}:7)"
-    assert str(ended.value) == f"all 1 groups of a step failed: {told}"
-    assert ended.value.hint is not None
-    assert "log.txt; mend it" in ended.value.hint
+    assert str(error) == f"all 1 groups of a step failed: {told}"
+    assert error.hint is not None
+    assert "log.txt; mend it" in error.hint
     log = (tmp_path / "runs/latest/log.txt").read_text()
     assert f'File "{path}", line 7, in {method.partition("(")[0]}\n    return sed' in log
