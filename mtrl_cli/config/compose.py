@@ -28,6 +28,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.keys import nearest, nearest_key, schema_keys
+from mtrl_cli.config.locate import locate
 from mtrl_cli.config.overrides import CheckedOverride, check, split_conf
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
@@ -123,7 +124,7 @@ def compose(
     """
     named, rest = split_conf(overrides)
     asked = conf or named or places.DEFAULT_EXPERIMENT
-    file, dirs = _locate(asked, config_dirs)
+    file, dirs = locate(asked, config_dirs)
     node = _read(file)
     checked = tuple(check(argument, dirs) for argument in rest)
     container, choices = _compose(node, file, checked, dirs)
@@ -131,62 +132,6 @@ def compose(
     composed = _typed(asked, file, container, choices, checked, dirs)
     _refuse_without_base(container, file)
     return composed
-
-
-def _locate(asked: str, config_dirs: Sequence[str | Path]) -> tuple[Path, tuple[Path, ...]]:
-    """The experiment's file, and the folders to search for what it builds on."""
-    if "/" in asked or asked.endswith((".yaml", ".yml")):
-        file = _by_path(asked, places.search_dirs(config_dirs))
-        return file, places.search_dirs(config_dirs, beside=file)
-    dirs = places.search_dirs(config_dirs)
-    found = places.find(dirs, asked)
-    if found is None:
-        names = places.experiments(dirs)
-        near = _exact_file(asked) or nearest(asked, names)
-        guess = f"did you mean conf={near}? " if near else ""
-        if "," in asked and all(name in names for name in asked.split(",")):
-            guess = "--multirun runs each of them; "
-        raise ConfigError(
-            f"no experiment {asked!r}",
-            at=f"conf={asked}",
-            hint=f"{guess}available: {', '.join(names)}",
-        )
-    return found, dirs
-
-
-def _exact_file(name: str) -> str | None:
-    """A file of this folder that a name without its ending means, as ``conf=`` takes it."""
-    endings = (".yaml", ".yml")
-    return next((f"{name}{end}" for end in endings if Path(f"{name}{end}").is_file()), None)
-
-
-def _by_path(asked: str, dirs: Sequence[Path]) -> Path:
-    path = Path(asked).expanduser()
-    for candidate in (path, path.with_name(f"{path.name}.yaml")):
-        if candidate.is_file():
-            return candidate.resolve()
-    raise ConfigError(
-        f"no file {asked!r}",
-        at=f"conf={asked}",
-        hint=f"{_meant_file(path, dirs)}conf=NAME chooses an experiment by its name,"
-        " conf=FILE.yaml a file",
-    )
-
-
-def _meant_file(path: Path, dirs: Sequence[Path]) -> str:
-    """The file or experiment that a path was probably meant to be, as a question."""
-    if near := _beside(path.parent, path.stem):
-        return f"did you mean conf={near}? "
-    if near := nearest(path.stem, places.experiments(dirs)):
-        return f"did you mean conf={near}? "
-    return ""
-
-
-def _beside(folder: Path, name: str) -> str | None:
-    """The YAML file of a folder whose name is ``name`` or next to it, as ``conf=`` takes it."""
-    files = {file.stem: file for file in [*folder.glob("*.yml"), *folder.glob("*.yaml")]}
-    near = nearest(name, files)
-    return str(files[near]) if near else None
 
 
 def _read(file: Path) -> dict[str, Any]:
