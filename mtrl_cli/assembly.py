@@ -277,8 +277,10 @@ def dead_sandboxes(env: EnvConfig) -> DeadSandboxes:
     Raises:
         MtrlError: the configuration has none, or the SDK is not there.
     """
-    if env.kind is not EnvKind.e2b or not env.e2b.api_key:
+    if env.kind is not EnvKind.e2b:
         raise MtrlError("the run's config.yaml does not say how to get at its sandboxes")
+    if not env.e2b.api_key:
+        raise MtrlError("env.e2b.api_key of the run's config.yaml is empty here")
     provider = Provider(env.e2b.api_key, template=env.e2b.template, timeout=env.open_timeout)
     return DeadSandboxes(provider, settles=env.e2b.settles, seconds=env.close_timeout)
 

@@ -245,6 +245,7 @@ class Frame:
                 raise
         finally:
             watcher.cancel()
+            await asyncio.wait([watcher])
 
     async def _cancel_when_told(self, task: "asyncio.Future[None]") -> None:
         await self.stop.reached(Stage.DRAIN)

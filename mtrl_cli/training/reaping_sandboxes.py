@@ -79,14 +79,18 @@ class SandboxReaping:
         self._ended: Ended | None = None
 
     async def reap(self, borrow: LedgerEntry) -> Fate:
-        """Raises: MtrlError: the service is not to be had, or is another one."""
+        name = borrow.facts.get("id")
         if self._ended is None:
-            self._ended = await self._end(str(borrow.facts.get("place")))
-        ended, name = self._ended, borrow.facts.get("id")
+            try:
+                self._ended = await self._end(str(borrow.facts.get("place")))
+            except MtrlError as error:  # the service is not to be had, or is another one
+                return Fate(False, " ".join(str(error).split()), self._by_hand(name))
+        ended = self._ended
         if borrow.facts.get("kind") == SANDBOX and name is not None:
             if name in ended.gone:
                 return Fate(True, "gone")
-            return Fate(False, ended.trouble or "the service did not say that it is gone")
+            trouble = ended.trouble or "the service did not say that it is gone"
+            return Fate(False, trouble, self._by_hand(name))
         if ended.trouble is not None:
             return Fate(False, ended.trouble, self._by_hand())
         return Fate(True, f"{ended.killed} ended, none is left")
@@ -106,5 +110,7 @@ class SandboxReaping:
             )
         return await service.end(self._run.name, ids, until)
 
-    def _by_hand(self) -> str:
+    def _by_hand(self, name: object = None) -> str:
+        if name is not None:
+            return f"e2b sandbox kill {name}"
         return f"e2b sandbox list, and kill those with mtrl_run {self._run.name}"

@@ -127,8 +127,11 @@ def _classes() -> "Mapping[str, type[Message]]":
 def _file() -> "FileDescriptorProto":
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    # proto2, in which every field has presence; on the wire it is the same as proto3.
-    file = FileDescriptorProto(name="mtrl/tinker.proto", package=_PACKAGE, syntax="proto2")
+    # In this edition every field has presence, numbers are packed, and a string that is no UTF-8 is
+    # found when a message is parsed (in proto2 by whoever reads it).
+    file = FileDescriptorProto(
+        name="mtrl/tinker.proto", package=_PACKAGE, syntax="editions", edition="EDITION_2023"
+    )
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         for number, field, kind in fields:
@@ -156,8 +159,6 @@ def _add(message: Any, number: int, name: str, kind: str) -> None:
         field.type, field.type_name = Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
     else:
         field.type = Field.Type.Value(f"TYPE_{kind.upper()}")
-        if repeated:
-            field.options.packed = True
 
 
 def _entry_name(field: str) -> str:

@@ -175,15 +175,19 @@ def test_what_only_waited_for_its_turn_is_not_waited_for(
 
 @pytest.mark.long
 def test_without_the_key_they_are_named(tmp_path: Path, service: E2BEmulator) -> None:
-    folder = killed(tmp_path, service, lambda: len(service.seen("start")) >= 4)
+    """Those that answered by their ids, the one whose creation was never answered by its run."""
+    gate = faults.Gate()
+    service.faults.add("create", faults.hold(gate), skip=6)
+    folder = killed(tmp_path, service, lambda: gate.holds and len(service.seen("start")) >= 4)
+    gate.open()
     held = [e.facts["id"] for e in audit.entries(folder) if e.state == "held" and "id" in e.facts
             and e.facts["kind"] == "sandbox"]  # fmt: skip
     ended = mtrl("cancel", "last", "--json", cwd=tmp_path, E2B_API_KEY="", **_elsewhere(service))
     assert ended.returncode == 5
     left = json.loads(ended.stdout)["left"]
     assert held
-    assert all(any(name in line for line in left) for name in held)
-    assert any("mtrl_run" in line for line in left)
+    assert all(any(line.endswith(f"e2b sandbox kill {name}") for line in left) for name in held)
+    assert any(f"mtrl_run {folder.name}" in line for line in left)
     assert cancel(tmp_path, service)[0] == 0
     assert service.live == []
 

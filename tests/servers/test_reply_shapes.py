@@ -218,6 +218,26 @@ _long = [pytest.mark.long(test) for test in _tests(2000)]
 test_more_json_of_tinker, test_more_json_of_twinkle, test_more_protobuf = _long
 
 
+@pytest.mark.parametrize("name", [b"\xecoss:sum", b"\xff", b"loss:\xc3"])
+def test_a_text_that_is_no_utf8_is_refused(name):
+    """Whoever reads it: a metric's name, a field's, the name of the weights."""
+
+    def holds(number, body):
+        return bytes([number << 3 | 2, len(body)]) + body
+
+    def entry(value):
+        return holds(1, name) + value
+
+    readers = {
+        holds(3, entry(b"\x11" + bytes(8))): tinker_protobuf.forward_backward_of,
+        holds(2, holds(2, entry(holds(2, b"")))): tinker_protobuf.forward_backward_of,
+        holds(1, b"") + b"\xca\xb8\x02" + bytes([len(name)]) + name: tinker_protobuf.sample_of,
+    }
+    for body, read in readers.items():
+        with pytest.raises(MalformedReply, match="not a protobuf"):
+            read(body)
+
+
 @pytest.mark.parametrize("read", [tinker, twinkle])
 def test_a_deep_value(read):
     """As deep as the parser goes, which is deeper than what is called from here can."""
