@@ -9,8 +9,9 @@ games that raise, sandboxes that vanish. The services are a process of their own
 measured is the run's process alone; the server's memory is told beside it.
 
 At each tenth: resident memory and open files of the run's process, its asyncio tasks and threads
-at the end of a step, and the server's memory. Before and after: the same at rest. At the end: `mtrl verify`, the ledger, what the
-emulator counts, and what the run says is left. Exit code 1 when any of it is not as it should be.
+at the end of a step, and the server's memory. Before and after the run: the same at rest. At the
+end: `mtrl verify`, the ledger, what the emulator counts, and what the run says is left. Exit code 1
+when any of it is not as it should be.
 """
 
 import argparse
