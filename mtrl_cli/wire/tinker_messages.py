@@ -125,12 +125,12 @@ def _classes() -> "Mapping[str, type[Message]]":
 
 
 def _file() -> "FileDescriptorProto":
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.descriptor_pb2 import EDITION_2023, FileDescriptorProto
 
     # In this edition every field has presence, numbers are packed, and a string that is no UTF-8 is
     # found when a message is parsed (in proto2 by whoever reads it).
     file = FileDescriptorProto(
-        name="mtrl/tinker.proto", package=_PACKAGE, syntax="editions", edition="EDITION_2023"
+        name="mtrl/tinker.proto", package=_PACKAGE, syntax="editions", edition=EDITION_2023
     )
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
