@@ -44,6 +44,18 @@ from mtrl_cli.config.secrets import (
 _PRIMARY = "mtrl_experiment"
 """Under this name the experiment's file is handed to Hydra; no file of a user is called so."""
 
+_UNUSED = (
+    "output",
+    "launcher",
+    "sweeper",
+    "help",
+    "hydra_help",
+    "hydra_logging",
+    "job_logging",
+    "env",
+)
+"""Groups of Hydra's own configuration that only an application of Hydra's has a use for."""
+
 _BEYOND = 2**64
 
 _lock = threading.Lock()
@@ -89,7 +101,7 @@ class Composed:
     def secrets(self) -> list[SecretKey]:
         return secret_keys(self.container)
 
-    @property
+    @cached_property
     def redact(self) -> Redactor:
         """Takes this experiment's secrets out of any text."""
         return redactor(self.container, self._resolved_secrets())
@@ -168,7 +180,7 @@ def _compose(
         warnings.filterwarnings("error", message=".*missing `_self_`", category=UserWarning)
         Plugins.instance().register(_SearchPath)
         _dirs[:] = dirs[1:]
-        ConfigStore.instance().store(name=_PRIMARY, node=node)
+        ConfigStore.instance().store(name=_PRIMARY, node=_without_hydras_own(node))
         try:
             with initialize_config_dir(str(dirs[0]), job_name="mtrl", version_base="1.3"):
                 config = hydra.compose(_PRIMARY, overrides=told, return_hydra_config=True)
@@ -194,6 +206,16 @@ def _compose(
     with open_dict(config):
         del config["hydra"]
     return _plain(config), choices
+
+
+def _without_hydras_own(node: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment's file, which also says that Hydra need not compose its own `_UNUSED` groups:
+    they are more files than an experiment has, and a third of the time."""
+    listed = node.get("defaults", ["_self_"])
+    if not isinstance(listed, list):
+        return dict(node)  # Hydra says what is wrong with it
+    unused = [{f"override hydra/{group}": None} for group in _UNUSED]
+    return {**node, "defaults": [*listed, *unused]}
 
 
 def _refuse_without_base(container: dict[str, Any], file: Path) -> None:
@@ -230,7 +252,9 @@ def _typed(
     dirs: tuple[Path, ...],
 ) -> Composed:
     """Merge into the schema, which refuses unknown keys and wrong types."""
-    schema = OmegaConf.structured(Experiment)
+    # Nothing else holds the schema's nodes or the container: they need not be copied.
+    schema = OmegaConf.structured(Experiment, flags={"no_deepcopy_set_nodes": True})
+    schema._set_flag("no_deepcopy_set_nodes", None)
     _thaw(schema)
     draft = Composed(asked, file, schema, choices, overrides, dirs)
     for section, value in container.items():
@@ -245,7 +269,7 @@ def _typed(
         if isinstance(value, int) and abs(value) >= _BEYOND:  # also for OmegaConf, where it ends
             raise ConfigError(f"{key}: a number far beyond every bound", at=draft.origin(key))
     try:
-        config = OmegaConf.merge(schema, container)
+        config = OmegaConf.unsafe_merge(schema, container)
         # A merge keeps the schema's default where a file says `???`: state the gap again.
         for key, value, _ in leaves(container):
             if value == "???":

@@ -2,14 +2,12 @@
 without importing anything, and what a server's limits change in the plan."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mtrl_cli.doctor.unseen import entrypoint_problem, renderer_names
-from tests.cli.processes import environment, mtrl
+from tests.cli.processes import mtrl
 
 WELL = """
 class Task: ...
@@ -134,24 +132,6 @@ def test_how_many_environments_would_be_made(tmp_path: Path) -> None:
     # 3 · 2 · 4 of training, 2 · 10 of evaluation, 2 that compare seeds
     assert "46 sessions of one server that is started for the run, 46 at once" in told
     assert f"in {'runs'}/ (not there yet, and not created)" in told
-
-
-def test_a_dry_run_imports_nothing_heavy(tmp_path: Path) -> None:
-    script = (
-        "import sys, runpy\n"
-        "sys.argv = ['mtrl', 'train', '--dry-run']\n"
-        "try:\n"
-        "    runpy.run_module('mtrl_cli', run_name='__main__')\n"
-        "finally:\n"
-        "    heavy = 'openenv e2b httpx aiohttp numpy renderers tokenizers'\n"
-        "    heavy += ' mtrl_cli.tasks.blackjack.task mtrl_cli.assembly'\n"
-        "    print([name for name in heavy.split() if name in sys.modules], file=sys.stderr)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), cwd=tmp_path, capture_output=True,
-        text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stderr == "[]\n"
 
 
 def test_a_temperature_that_the_trainer_does_not_know_is_told(tmp_path: Path) -> None:

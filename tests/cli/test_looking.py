@@ -4,7 +4,6 @@ import gzip
 import json
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -174,26 +173,3 @@ def test_a_run_is_watched_until_it_ends_and_is_left_alone(trained: World, tmp_pa
     finally:
         running.kill()
         running.communicate()
-
-
-@pytest.mark.parametrize("arguments", [("show",), ("trajectory",)])
-def test_looking_imports_nothing_heavy(trained: World, arguments: tuple[str, ...]) -> None:
-    script = (
-        "import sys, runpy\n"
-        "sys.argv = ['mtrl', *sys.argv[1:]]\n"
-        "try:\n"
-        "    runpy.run_module('mtrl_cli', run_name='__main__')\n"
-        "finally:\n"
-        "    heavy = 'hydra omegaconf openenv e2b httpx aiohttp yaml numpy rich renderers'\n"
-        "    print([name for name in heavy.split() if name in sys.modules], file=sys.stderr)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments, trained.first],
-        env=environment(),
-        cwd=trained.folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stderr == "[]\n"
