@@ -37,6 +37,7 @@ class _Policy:
 
 class _Chat:
     stop_ids = (1,)
+    vocabulary = 200_000
 
     def __init__(self, work: Workload) -> None:
         self._prompt, self._answer = work.prompt, work.answer

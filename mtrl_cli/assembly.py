@@ -64,8 +64,6 @@ class Parts:
     task: Task
     envs: EnvironmentFactory
     harnesses: HarnessFactory | None
-    vocab: int
-    """Size of the tokenizer's vocabulary."""
     server: str
     """The server, for people: its kind and its address."""
     watch: Watch
@@ -81,7 +79,7 @@ async def check_experiment(experiment: Experiment) -> None:
         MtrlError: the task, the environment, the tokenizer or the server is not there, or the
             server cannot do what the experiment asks for.
     """
-    _, task, _ = reading_parts(experiment)
+    _, task = reading_parts(experiment)
     await check_environment(experiment, cast(TaskAdapter, task))
     if embedded_for(experiment.server) is None:
         service = service_for(experiment.server)
@@ -106,7 +104,7 @@ async def assemble(
         MtrlError: see `check_experiment`.
     """
     watch = Watch(tell)
-    chat, task, vocab = reading_parts(experiment)
+    chat, task = reading_parts(experiment)
     embedded = embedded_for(experiment.server, log=folder / "server.log")
     async with (
         _lost_with(embedded),
@@ -123,7 +121,7 @@ async def assemble(
                 ):
                     tell(warning)
             harnesses, address = harness_factory(task), service.describe()
-            yield Parts(service, chat, task, envs, harnesses, vocab, address, watch, listing)
+            yield Parts(service, chat, task, envs, harnesses, address, watch, listing)
 
 
 @asynccontextmanager
@@ -220,8 +218,8 @@ def notices() -> list[str]:
 
 def reading_parts(
     experiment: Experiment, listing: Mapping[str, Any] | None = None
-) -> tuple[RendererChat, Task, int]:
-    """What an episode is written and read with: chat, task, size of the vocabulary.
+) -> tuple[RendererChat, Task]:
+    """What an episode is written and read with: chat and task.
 
     ``listing`` is what the environment listed once, for a task that takes its tools from there.
 
@@ -231,9 +229,9 @@ def reading_parts(
     loaded = task_of(experiment)
     if listing is not None and takes_tools(loaded):
         loaded.take_tools(listing)
-    chat, vocab = chat_of(experiment.server)
+    chat = chat_of(experiment.server)
     check_append_only(chat, loaded)
-    return chat, loaded, vocab
+    return chat, loaded
 
 
 def task_of(experiment: Experiment) -> Task:
@@ -250,14 +248,13 @@ def task_of(experiment: Experiment) -> Task:
     return loaded
 
 
-def chat_of(server: ServerConfig) -> tuple[RendererChat, int]:
-    """The chat format of a server's model, and the size of its vocabulary.
+def chat_of(server: ServerConfig) -> RendererChat:
+    """The chat format of a server's model.
 
     Raises:
         MtrlError: the tokenizer or the renderer cannot be used.
     """
-    tokenizer = load_tokenizer(server.tokenizer)
-    return RendererChat(tokenizer, server.renderer), len(tokenizer)
+    return RendererChat(load_tokenizer(server.tokenizer), server.renderer)
 
 
 def running_service(server: ServerConfig) -> TrainingService:

@@ -56,6 +56,7 @@ class RendererChat:
         self.name = renderer
         self._renderer = make_renderer(tokenizer, renderer, options or {})
         self._stop_ids = tuple(self._renderer.get_stop_token_ids())
+        self._vocabulary = len(tokenizer)
         try:
             self._opening = self._assistant_opener()
         except Exception as error:
@@ -98,6 +99,10 @@ class RendererChat:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         return self._stop_ids
+
+    @property
+    def vocabulary(self) -> int:
+        return self._vocabulary
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         try:

@@ -78,7 +78,6 @@ class Examination:
     experiment: Experiment | None = None
     task: Task | None = None
     chat: RendererChat | None = None
-    vocab: int = 0
     envs: EnvironmentFactory | None = None
     opening: Sequence[Message] | None = None
     service: TrainingService | None = None
@@ -158,8 +157,10 @@ class Examination:
     async def _tokens(self, speaker: Speaker) -> None:
         assert self.experiment is not None
         server = self.experiment.server
-        self.chat, self.vocab = await asyncio.to_thread(chat_of, server)
-        speaker.ok(f"{server.tokenizer} has {self.vocab:,} ids; renderer {server.renderer}")
+        self.chat = await asyncio.to_thread(chat_of, server)
+        speaker.ok(
+            f"{server.tokenizer} has {self.chat.vocabulary:,} ids; renderer {server.renderer}"
+        )
 
     async def _appends(self, speaker: Speaker) -> None:
         assert self.chat is not None
@@ -278,7 +279,7 @@ class Examination:
                 )
             policy = (await held_policy(self.service, self.chosen)).uri
             self.turn = await probe.sampled(
-                speaker, self.service, experiment, policy, prompt, self.chat.stop_ids, self.vocab
+                speaker, self.service, experiment, policy, prompt, self.chat
             )
 
         async def stop(speaker: Speaker) -> None:
@@ -297,11 +298,11 @@ class Examination:
 
         async def compare(speaker: Speaker) -> None:
             assert self.service is not None
+            assert self.chat is not None
             assert self.turn is not None
             async with resources.scope("doctor") as scope:
-                await probe.parity(
-                    speaker, self.service, experiment, self.turn, self.vocab, folder.ledger, scope
-                )
+                ids, ledger = self.chat.vocabulary, folder.ledger
+                await probe.parity(speaker, self.service, experiment, self.turn, ids, ledger, scope)
 
         await report.check("capabilities", can, seconds=_QUICK, needs=("server",))
         one = server.sample_timeout + 10

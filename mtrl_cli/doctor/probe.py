@@ -74,8 +74,7 @@ async def sampled(
     experiment: Experiment,
     policy: str,
     prompt: Sequence[int],
-    stop_ids: tuple[int, ...],
-    vocab: int,
+    chat: Chat,
 ) -> Turn:
     """Sample a turn under a policy, and check it.
 
@@ -85,14 +84,15 @@ async def sampled(
     plan = TrainingPlan(experiment)
     most = min(_MOST_TOKENS, plan.budget.turn_tokens)
     turn, first, ends = None, None, 0
+    stop_ids, vocabulary = chat.stop_ids, chat.vocabulary
     for seed in range(_SEEDS):
         request = SampleRequest(policy, prompt, most, stop_ids, seed, plan.sampling)
         sample = await service.sample(request)
         tokens = TokenSequence(prompt)
         if not sample.tokens:
             raise Told("a sample holds no token", "see whether the server's model is whole")
-        tokens.append_sampled(sample, policy)
-        _check_ids(sample, vocab)
+        _check_ids(sample, vocabulary)
+        tokens.append_sampled(sample, policy, most)
         if turn is None or len(tokens) > len(turn.tokens):
             turn = Turn(tokens, policy)
         if first is None:
@@ -110,7 +110,7 @@ async def sampled(
     assert first is not None
     count = turn.tokens.sampled_count
     speaker.ok(
-        f"{count} tokens with {count} logprobs, finite and ≤ 0, ids from 0 to {vocab - 1};"
+        f"{count} tokens with {count} logprobs, finite and ≤ 0, ids from 0 to {vocabulary - 1};"
         f" {ends} of {_SEEDS} turns stopped by themselves within {most} tokens"
     )
     if first.policy is not None:
@@ -118,11 +118,11 @@ async def sampled(
     return turn
 
 
-def _check_ids(sample: Sample, vocab: int) -> None:
-    wrong = [token for token in sample.tokens if not 0 <= token < vocab]
+def _check_ids(sample: Sample, vocabulary: int) -> None:
+    wrong = [token for token in sample.tokens if not 0 <= token < vocabulary]
     if wrong:
         raise Told(
-            f"token {wrong[0]} was sampled, and the tokenizer has ids 0 to {vocab - 1}",
+            f"token {wrong[0]} was sampled, and the tokenizer has ids 0 to {vocabulary - 1}",
             "set server.tokenizer to the tokenizer of server.base_model",
         )
 

@@ -149,7 +149,7 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
             return Stop.CONTEXT
         finally:
             trajectory.seconds_policy += time.monotonic() - since
-        tokens.append_sampled(sample, group.policy)
+        tokens.append_sampled(sample, group.policy, room, chat.vocabulary)
         sampled = len(sample.tokens)
         said = chat.read(sample.tokens, task.tools)
         parts.observer(TurnSampled(group.group, admission.member, turn, sampled))

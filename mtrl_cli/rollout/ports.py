@@ -106,6 +106,11 @@ class Chat(Protocol):
         """The end markers of a turn; the first one is the template's own."""
         ...
 
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are: each is below it."""
+        ...
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """The ids of a conversation's opening, up to and with the assistant's opener.
 

@@ -9,7 +9,8 @@ Rules, each checked when a span is appended (nothing is invented):
 
 - every sampled token has exactly one finite logprob ≤ `LOGPROB_ALLOWANCE`; no other token has one;
 - the server's echo of the context, where there is one, equals what was sent plus what was sampled;
-- the weights that the server says it used are the policy that was asked for.
+- the weights that the server says it used are the policy that was asked for;
+- a turn holds at most as many tokens as were asked for, each an id of the vocabulary.
 
 Storage is 4 bytes an id, 4 bytes a logprob of a sampled token and 5 bytes a span.
 """
@@ -24,6 +25,8 @@ from typing import TypeVar
 from mtrl_cli.rollout.ports import RefusedTrajectory, Sample
 
 T = TypeVar("T")
+
+_INT32 = 2**31
 
 LOGPROB_ALLOWANCE = 1e-5
 """A certain token's logprob may come out this much above 0 in single precision."""
@@ -92,13 +95,19 @@ class TokenSequence:
                 yield span, offset
                 offset += span.end - span.start
 
-    def append_sampled(self, sample: Sample, policy: str) -> None:
-        """Append a turn as the server returned it; ``policy`` is the URI that was asked for.
+    def append_sampled(
+        self, sample: Sample, policy: str, most: int = _INT32, vocabulary: int = _INT32
+    ) -> None:
+        """Append a turn as the server returned it.
+
+        ``policy`` is the URI that was asked for, ``most`` the number of tokens; ids are below
+        ``vocabulary``. By default both are what the storage can hold.
 
         Raises:
             RefusedTrajectory: one of the rules does not hold. The sequence is unchanged.
         """
         _check_policy(sample, policy)
+        _check_tokens(sample.tokens, most, vocabulary)
         _check_logprobs(sample)
         if sample.echo is not None:
             _check_echo(sample.echo, self._ids, sample.tokens)
@@ -124,6 +133,19 @@ def _check_policy(sample: Sample, policy: str) -> None:
     if sample.policy is not None and sample.policy != policy:
         raise RefusedTrajectory(
             "policy_mismatch", f"asked for policy {policy}, but the server sampled {sample.policy}"
+        )
+
+
+def _check_tokens(tokens: Sequence[int], most: int, vocabulary: int) -> None:
+    if len(tokens) > most:
+        raise RefusedTrajectory(
+            "too_many_tokens", f"asked for {most} tokens, but the server returned {len(tokens)}"
+        )
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+        unknown = next(token for token in tokens if not 0 <= token < vocabulary)
+        raise RefusedTrajectory(
+            "unknown_token",
+            f"the server sampled token {unknown}, and the tokenizer has ids 0 to {vocabulary - 1}",
         )
 
 

@@ -38,6 +38,7 @@ class NumberChat:
     """`rollout.ports.Chat` over plain numbers."""
 
     stop_ids = (END,)
+    vocabulary = 1000
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         return [OPEN, *(int(word) for word in messages[-1]["content"].split()), OPEN]

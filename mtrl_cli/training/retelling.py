@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class RunRetelling:
     """See the module's docstring."""
 
-    def __init__(self, chat: Chat, task: Task, vocab: int, *, harnessed: bool) -> None:
+    def __init__(self, chat: Chat, task: Task, *, harnessed: bool) -> None:
         self._chat = chat
         self._task = task
         self._tools = task.tools
         self._harnessed = harnessed
-        self.vocab = vocab
+        self.vocabulary = chat.vocabulary
         self.unfinished_reward = task.unfinished_reward
 
     def task(self, kind: str, seed: int, group: int) -> str:
@@ -56,8 +56,8 @@ def retelling_of(run: Path) -> RunRetelling:
     """
     from mtrl_cli.assembly import harness_factory, reading_parts
 
-    chat, task, vocab = reading_parts(_experiment(run), _listed(run))
-    return RunRetelling(chat, task, vocab, harnessed=harness_factory(task) is not None)
+    chat, task = reading_parts(_experiment(run), _listed(run))
+    return RunRetelling(chat, task, harnessed=harness_factory(task) is not None)
 
 
 def decoder_of(run: Path) -> Callable[[Sequence[int]], str]:

@@ -107,7 +107,7 @@ async def _attempt(frame: Frame, history: History) -> RunFinished:
             parts.service,
             folder.ledger,
             folder.attempt,
-            parts.vocab,
+            parts.chat.vocabulary,
             taken=published(folder.path / "commits.jsonl"),
             tell=lambda text: frame.observer(Notice(text)),
         )

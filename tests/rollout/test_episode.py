@@ -15,7 +15,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.tokens import SpanKind
 from mtrl_cli.rollout.trajectory import Stop, Trajectory
-from mtrl_cli.testing.world import END, Script, World
+from mtrl_cli.testing.world import END, NumberChat, Script, World
 from tests.rollout.helpers import BUDGET, ScriptedPolicy, admission, play_groups, said
 
 GOING_ON = StepOutcome("30", 0.0, done=False)
@@ -111,7 +111,7 @@ class TestStops:
         assert (trajectory.stop, trajectory.reward) == (Stop.DONE, 1.0)
 
     async def test_no_room_for_the_bridge_and_one_more_token(self) -> None:
-        policy = ScriptedPolicy(said(101, END))
+        policy = ScriptedPolicy(said(101, END), said(101))
         fits = await play_one(policy, Script(steps=(GOING_ON, WON)), trajectory_tokens=10)
         assert fits.stop is Stop.DONE
         full = await play_one(
@@ -159,6 +159,18 @@ class TestStops:
         trajectory = await play_one(ScriptedPolicy(said(101, END, logprobs=[-0.1])))
         assert (trajectory.stop, trajectory.reward) == (Stop.POLICY_FAILURE, None)
         assert trajectory.refusal == "bad_logprobs"
+
+    async def test_a_token_that_the_tokenizer_does_not_have_refuses_the_trajectory(self) -> None:
+        unknown = NumberChat.vocabulary
+        trajectory = await play_one(ScriptedPolicy(said(101, unknown, END)))
+        assert (trajectory.stop, trajectory.reward) == (Stop.POLICY_FAILURE, None)
+        assert trajectory.refusal == "unknown_token"
+
+    async def test_more_tokens_than_a_turn_may_have_refuse_the_trajectory(self) -> None:
+        policy = ScriptedPolicy(lambda request: said(*[101] * (request.max_tokens + 1)))
+        trajectory = await play_one(policy)
+        assert trajectory.refusal == "too_many_tokens"
+        assert trajectory.turns == []
 
 
 class TestToolCalls:

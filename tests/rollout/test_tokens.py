@@ -106,6 +106,26 @@ def test_other_weights_than_the_policy_asked_for_are_refused() -> None:
     assert refused.value.reason == "policy_mismatch"
 
 
+@given(turn=samples(), most=st.integers(0, 12), vocabulary=st.integers(1, 2**31))
+def test_more_tokens_than_asked_for_and_unknown_ids_are_refused(
+    turn: Sample, most: int, vocabulary: int
+) -> None:
+    sequence = TokenSequence([1])
+    flaw = None
+    if len(turn.tokens) > most:
+        flaw = "too_many_tokens"
+    elif any(token >= vocabulary for token in turn.tokens):
+        flaw = "unknown_token"
+    if flaw is None:
+        sequence.append_sampled(turn, "p", most, vocabulary)
+        assert sequence.ids.tolist() == [1, *turn.tokens]
+        return
+    with pytest.raises(RefusedTrajectory) as refused:
+        sequence.append_sampled(turn, "p", most, vocabulary)
+    assert refused.value.reason == flaw
+    assert sequence.ids.tolist() == [1]
+
+
 def test_a_token_costs_at_most_sixteen_bytes() -> None:
     sequence = TokenSequence(range(1000))
     for _ in range(100):

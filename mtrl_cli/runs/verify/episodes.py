@@ -32,7 +32,7 @@ class Retelling(Protocol):
     """What the run's own tokenizer, template and task say of an episode's text."""
 
     @property
-    def vocab(self) -> int:
+    def vocabulary(self) -> int:
         """How many ids there are."""
         ...
 
@@ -253,7 +253,7 @@ def _span_flaws(found: Episode) -> Iterator[str]:
 
 
 def _id_flaws(found: Episode, retelling: Retelling | None) -> Iterator[str]:
-    most = math.inf if retelling is None else retelling.vocab - 1
+    most = math.inf if retelling is None else retelling.vocabulary - 1
     for index, token in enumerate(found.tokens):
         if not 0 <= token <= most:
             yield f"token {index} is {token}, which is outside 0 to {most:g}"
