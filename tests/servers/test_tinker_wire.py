@@ -301,6 +301,16 @@ async def test_logprobs_of_given_tokens(connect, returned):
     assert logprobs.dtype == np.float32
 
 
+async def test_logprobs_that_are_none_are_asked_for_again(connect):
+    returned = [[None, -0.5], [None], [None, -0.5, -0.25]]
+    async with ScriptedPolicyServer(prompt_logprobs=lambda t, p: returned.pop(0)) as server:
+        client = await connect(server)
+        logprobs = await client.logprobs(await client.base_policy(), [4, 5, 6])
+        asked = server.requests("asample")
+    assert logprobs[1:].tolist() == [-0.5, -0.25]
+    assert len(asked) == 3
+
+
 @pytest.mark.parametrize(
     ("returned", "says"),
     [

@@ -47,6 +47,10 @@ from mtrl_cli.servers.transport import Transport
 
 T = TypeVar("T")
 
+_LOGPROBS_ASKED = 3
+"""How often the logprobs of one sequence are asked for while what comes is none. A sample that is
+none fails its own episode; these are a whole step's."""
+
 
 class TinkerService:
     """Implements `interface.TrainingService` and `interface.SnapshotStore`.
@@ -228,14 +232,18 @@ class TinkerService:
 
     async def logprobs(self, policy: str, tokens: Sequence[int]) -> NDArray[np.float32]:
         request = SampleRequest(policy, tokens, 1, (), 0, SamplingParams())
-        answer = await self._connected().run(request, prompt_logprobs=True)
-        if isinstance(answer, Verdict):
-            raise ServerError(self._says(f"no logprobs under {policy}", answer))
-        try:
-            return prompt_logprobs_of(answer, len(tokens))
-        except MalformedReply as error:
-            told = self._transport.keys.without(str(error))
-            raise ServerError(f"no logprobs under {policy}: {told}") from None
+        asked = 0
+        while True:
+            asked += 1
+            answer = await self._connected().run(request, prompt_logprobs=True)
+            if isinstance(answer, Verdict):
+                raise ServerError(self._says(f"no logprobs under {policy}", answer))
+            try:
+                return prompt_logprobs_of(answer, len(tokens))
+            except MalformedReply as error:
+                if asked == _LOGPROBS_ASKED:
+                    told = self._transport.keys.without(str(error))
+                    raise ServerError(f"no logprobs under {policy}: {told}") from None
 
     async def snapshot(self, uri: str) -> SnapshotFacts | None:
         return await TinkerSnapshots(self._address).facts(uri)
