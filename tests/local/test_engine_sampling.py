@@ -15,7 +15,7 @@ from mtrl_cli.local.engine import (
     TrainableModel,
     Weights,
 )
-from mtrl_cli.local.engine.draw import choose, uniform
+from mtrl_cli.local.engine.draw import Rules, choose, uniform
 from mtrl_cli.local.engine.types import Array
 from mtrl_cli.local.engine.weights import frozen, initial
 
@@ -238,7 +238,5 @@ def draw_many(
     logits: Array, count: int, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0
 ) -> tuple[Array, Array]:
     numbers = uniform(np.arange(count, dtype=np.uint64), np.zeros(count, np.uint64))
-    return choose(
-        np.tile(logits, (count, 1)), np.full(count, temperature), np.full(count, top_k),
-        np.full(count, top_p), numbers,
-    )  # fmt: skip
+    rules = Rules(np.full(count, temperature), np.full(count, top_k), np.full(count, top_p))
+    return choose(np.tile(logits, (count, 1)), rules, numbers)

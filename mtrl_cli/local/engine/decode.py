@@ -35,11 +35,14 @@ class DecodeBatch:
         """Slots: ``max_rows`` rounded up to whole tiles."""
         self._pages: list[tuple[Block, ...] | None] = [None] * self.size
         self._groups: list[_PageGroups] | None = None
+        self._occupied: Array | None = None
         self._position = np.zeros(self.size, np.intp)
         self._filled = np.zeros(self.size, np.intp)
         s = shape
-        self._keys = np.zeros((s.layers, 0, self.size, s.heads, s.head, BLOCK), np.float32)
-        self._values = np.zeros((s.layers, 0, self.size, s.heads, BLOCK, s.head), np.float32)
+        self._keys = np.zeros((s.layers, 0, 0, s.heads, s.head, BLOCK), np.float32)
+        self._values = np.zeros((s.layers, 0, 0, s.heads, BLOCK, s.head), np.float32)
+        self._mask = np.zeros((0, 0, 1, BLOCK), np.float32)
+        """0 where a slot's tail [chunks, slots, 1, BLOCK] is filled, -inf where not."""
 
     def occupy(self, path: Sequence[Block]) -> int:
         """Take the lowest free slot for a prompt whose blocks are computed; returns it."""
@@ -47,21 +50,24 @@ class DecodeBatch:
         full = len(path) - (not path[-1].full)
         pages = max(0, full - OWN)
         own = path[pages:]
-        self._grow(len(own))
+        self._grow(slot + 1, len(own))
         for chunk, block in enumerate(own):
             self._keys[:, chunk, slot] = block.keys
             self._values[:, chunk, slot] = block.values
+            self._mask[chunk, slot, :, : len(block.tokens)] = 0
         self._pages[slot] = tuple(path[:pages])
         self._filled[slot] = sum(len(block.tokens) for block in own)
         self._position[slot] = pages * BLOCK + self._filled[slot]
-        self._groups = None
+        self._groups = self._occupied = None
         return slot
 
     def release(self, slot: int) -> None:
         """Free a slot."""
         self._pages[slot] = None
         self._filled[slot] = self._position[slot] = 0
-        self._groups = None
+        self._mask[:, slot] = -np.inf
+        self._mask[0, slot, :, 0] = 0
+        self._groups = self._occupied = None
 
     def advance(self, tokens: Array) -> Array:
         """Feed ``tokens`` (int [size], one a slot); returns the normed outputs [rows, width].
@@ -69,68 +75,63 @@ class DecodeBatch:
         Covers all slots up to the highest one occupied; free slots in between compute garbage.
         """
         s, w = self._shape, self._weights
-        rows = self._rows()
-        chunks = int(self._filled[:rows].max()) // BLOCK + 1
-        self._grow(chunks)
+        if self._occupied is None:
+            held = [slot for slot, pages in enumerate(self._pages) if pages is not None]
+            self._occupied = np.array(held)
+        used = self._occupied
+        live = int(used[-1]) + 1
+        rows = -(-live // self._tile) * self._tile
         groups = self._page_groups(rows)
-        chunk, place = np.divmod(self._filled[:rows], BLOCK)
-        every = np.arange(rows)
+        if groups:
+            live = rows  # pages are multiplied in whole tiles
+        chunks = int(np.maximum.reduce(self._filled[:live])) // BLOCK + 1
+        self._grow(rows, chunks)
+        chunk, place = np.divmod(self._filled[:live], BLOCK)
+        every = np.arange(live)
+        self._mask[chunk, every, :, place] = 0  # the token being fed is in the tail when it is used
         factors = turns(s)[self._position[:rows]]
-        mask = self._tail_mask(rows, chunks)
+        mixed = np.zeros((rows, s.width), np.float32)
         x = w["embed"][tokens[:rows]]
         for layer in range(s.layers):
             qkv = tiled(norm(x)[0], w[f"layer{layer}.qkv"], self._tile)
             turn(qkv, factors)
-            split = qkv.reshape(rows, 3, s.heads, s.head).transpose(1, 0, 2, 3)
+            split = qkv[:live].reshape(live, 3, s.heads, s.head).transpose(1, 0, 2, 3)
             query, key, value = np.ascontiguousarray(split)
             self._keys[layer, chunk, every, :, :, place] = key
             self._values[layer, chunk, every, :, place] = value
-            mixed = self._attend(query, groups, mask, layer)
+            mixed[:live] = self._attend(query, groups, chunks, layer)
             x = x + tiled(mixed, w[f"layer{layer}.out"], self._tile)
             hidden = tiled(norm(x)[0], w[f"layer{layer}.up"], self._tile)
             np.maximum(hidden, 0, out=hidden)
             hidden *= hidden
             x += tiled(hidden, w[f"layer{layer}.down"], self._tile)
-        used = [slot for slot in range(rows) if self._pages[slot] is not None]
         self._filled[used] += 1
         self._position[used] += 1
         return norm(x)[0]
 
-    def _rows(self) -> int:
-        """Slots to compute: up to the highest occupied, rounded up to whole tiles."""
-        top = max(slot for slot, pages in enumerate(self._pages) if pages is not None)
-        return (top // self._tile + 1) * self._tile
-
-    def _tail_mask(self, rows: int, chunks: int) -> Array:
-        """0 where the tail [chunks, rows, 1, BLOCK] is filled, -inf where not."""
-        order = np.arange(chunks * BLOCK).reshape(chunks, 1, 1, BLOCK)
-        # The token being fed is in the tail by the time of use, hence <=.
-        filled = order <= self._filled[:rows, None, None]
-        return np.where(filled, np.float32(0), np.float32(-np.inf))
-
-    def _attend(self, query: Array, groups: list["_PageGroups"], mask: Array, layer: int) -> Array:
+    def _attend(self, query: Array, groups: list["_PageGroups"], chunks: int, layer: int) -> Array:
         """Attention of ``query`` [rows, heads, head]; returns [rows, width]."""
         rows, heads, width = query.shape
-        depth, chunks = len(groups), len(mask)
+        depth = len(groups)
         scores = np.empty((depth + chunks, rows, heads, BLOCK), np.float32)
         for page, group in enumerate(groups):
             group.scores(query, layer, scores[page])
-        for chunk in range(chunks):
-            np.matmul(
-                query[:, :, None], self._keys[layer, chunk, :rows],
-                out=scores[depth + chunk][:, :, None],
-            )  # fmt: skip
-        scores[depth:] += mask
-        scores -= scores.max(0).max(-1)[..., None]
+        tail = scores[depth:]
+        np.matmul(query[:, :, None], self._keys[layer, :chunks, :rows], out=tail[:, :, :, None])
+        tail += self._mask[:chunks, :rows]
+        scores -= np.maximum.reduce(np.maximum.reduce(scores, 0), -1, keepdims=True)
         np.exp(scores, out=scores)
-        mixed = np.zeros((rows, heads, width), np.float32)
+        # The sum begins with what the pages add up to: 0 where there is none.
+        parts = np.empty((1 + chunks, rows, heads, width), np.float32)
+        parts[0] = 0
         for page, group in enumerate(groups):
-            group.mix(scores[page], layer, mixed)
-        for chunk in range(chunks):
-            part = scores[depth + chunk][:, :, None] @ self._values[layer, chunk, :rows]
-            mixed += part[:, :, 0]
-        mixed /= scores.sum(0).sum(-1)[..., None]
-        return mixed.reshape(rows, heads * width)
+            group.mix(scores[page], layer, parts[0])
+        np.matmul(
+            tail[:, :, :, None], self._values[layer, :chunks, :rows], out=parts[1:, :, :, None]
+        )
+        mixed = np.add.reduce(parts, 0)
+        mixed /= np.add.reduce(np.add.reduce(scores, 0), -1, keepdims=True)
+        return np.asarray(mixed.reshape(rows, heads * width))
 
     def _page_groups(self, rows: int) -> list["_PageGroups"]:
         if self._groups is None or (self._groups and self._groups[0].rows != rows):
@@ -139,14 +140,23 @@ class DecodeBatch:
             self._groups = [_PageGroups(held, depth, self._tile) for depth in range(deepest)]
         return self._groups
 
-    def _grow(self, chunks: int) -> None:
-        """Make room for ``chunks`` chunks in every slot's tail."""
-        have = self._keys.shape[1]
-        if chunks > have:
-            # By half as much again, so that a long completion is not copied at every chunk.
-            pad = [(0, 0), (0, max(chunks - have, have // 2)), *[(0, 0)] * 4]
-            self._keys = np.pad(self._keys, pad)
-            self._values = np.pad(self._values, pad)
+    def _grow(self, rows: int, chunks: int) -> None:
+        """Make room for ``rows`` slots with ``chunks`` chunks in each one's tail."""
+        s, keys, values, mask = self._shape, self._keys, self._values, self._mask
+        had, slots = mask.shape[:2]
+        if rows <= slots and chunks <= had:
+            return
+        # By more than is asked for, so that a long completion is not copied at every chunk.
+        more = chunks if chunks <= had else max(chunks, had + had // 2)
+        wider = slots if rows <= slots else max(-(-rows // self._tile) * self._tile, 2 * slots)
+        chunks, rows = max(had, more), min(self.size, wider)
+        self._keys = np.zeros((s.layers, chunks, rows, s.heads, s.head, BLOCK), np.float32)
+        self._values = np.zeros((s.layers, chunks, rows, s.heads, BLOCK, s.head), np.float32)
+        self._mask = np.full((chunks, rows, 1, BLOCK), -np.inf, np.float32)
+        self._mask[0, :, :, 0] = 0
+        self._keys[:, :had, :slots] = keys
+        self._values[:, :had, :slots] = values
+        self._mask[:had, :slots] = mask
 
 
 class _PageGroups:

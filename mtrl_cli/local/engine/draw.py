@@ -6,6 +6,9 @@ tokens in any company. The token is the first whose cumulative probability excee
 to find it, probabilities are added up in runs of ``RUN``, first over runs, then within one.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 
 from mtrl_cli.local.engine.types import Array
@@ -27,45 +30,74 @@ def _mix(z: Array) -> Array:
     return np.asarray(z ^ (z >> np.uint64(31)))
 
 
-def choose(
-    logits: Array, temperature: Array, top_k: Array, top_p: Array, numbers: Array
-) -> tuple[Array, Array]:
-    """One token id a row of ``logits`` [n, vocab], and its logprob.
+@dataclass(frozen=True)
+class Rules:
+    """How each row of a batch is drawn from.
 
     Temperature 0 takes the most likely token. ``top_k`` (below 1: off) keeps the k most likely
     tokens, ``top_p`` then the smallest set of most likely ones whose probability reaches it
-    (1: off); both act after the temperature. The logprob is that of ``logits`` as they are: no
-    temperature, no filter.
+    (1: off); both act after the temperature.
     """
-    shifted = logits - logits.max(-1, keepdims=True)
+
+    temperature: Array
+    top_k: Array
+    top_p: Array
+
+    @cached_property
+    def greedy(self) -> Array:
+        """The rows without chance."""
+        return np.flatnonzero(self.temperature <= 0)
+
+    @cached_property
+    def scaled(self) -> Array:
+        """The rows with a temperature of their own."""
+        return np.flatnonzero((self.temperature > 0) & (self.temperature != 1))
+
+    @cached_property
+    def filtered(self) -> Array:
+        """The rows that leave tokens out."""
+        return np.flatnonzero((self.top_k > 0) | (self.top_p < 1))
+
+
+def choose(logits: Array, rules: Rules, numbers: Array) -> tuple[Array, Array]:
+    """One token id a row of ``logits`` [n, vocab], and its logprob.
+
+    The logprob is that of ``logits`` as they are: no temperature, no filter.
+    """
+    rows, vocab = logits.shape
+    # Whole runs: what is beyond the vocabulary has probability 0.
+    shifted = np.empty((rows, vocab + -vocab % RUN), logits.dtype)
+    shifted[:, vocab:] = -np.inf
+    np.subtract(logits, np.maximum.reduce(logits, -1, keepdims=True), out=shifted[:, :vocab])
     weights = np.exp(shifted)
-    normalizer = np.log(weights.sum(-1))
-    greedy = temperature <= 0
-    for row in np.flatnonzero((temperature != 1) & ~greedy):
-        weights[row] = np.exp(shifted[row] / np.float32(temperature[row]))
-    for row in np.flatnonzero((top_k > 0) | (top_p < 1)):
-        _filter(weights[row], int(top_k[row]), float(top_p[row]))
-    chosen = np.where(greedy, logits.argmax(-1), _inverse(weights, numbers))
-    return chosen, shifted[np.arange(len(chosen)), chosen] - normalizer
+    normalizer = np.log(np.add.reduce(weights[:, :vocab], -1))
+    for row in rules.scaled:
+        weights[row] = np.exp(shifted[row] / np.float32(rules.temperature[row]))
+    for row in rules.filtered:
+        _filter(weights[row, :vocab], int(rules.top_k[row]), float(rules.top_p[row]))
+    chosen = _inverse(weights, numbers)
+    if len(rules.greedy):
+        chosen[rules.greedy] = logits[rules.greedy].argmax(-1)
+    return chosen, shifted[np.arange(rows), chosen] - normalizer
 
 
 def _inverse(weights: Array, numbers: Array) -> Array:
     """The inverse of each row's cumulative distribution (not normalised) at ``numbers``."""
-    rows, vocab = weights.shape
-    if vocab % RUN:
-        weights = np.pad(weights, ((0, 0), (0, -vocab % RUN)))
+    rows = len(weights)
     runs = weights.reshape(rows, -1, RUN)
-    ends = np.add.reduce(runs, -1).cumsum(-1, dtype=np.float64)
+    ends = np.zeros((rows, runs.shape[1] + 1))
+    np.add.accumulate(np.add.reduce(runs, -1), -1, np.float64, out=ends[:, 1:])
     wanted = numbers * ends[:, -1]
     every = np.arange(rows)
-    run = (ends <= wanted[:, None]).sum(-1)
-    before = np.where(run > 0, ends[every, run - 1], 0)
+    run = np.add.reduce(ends[:, 1:] <= wanted[:, None], -1)
     inside = runs[every, run]
-    place = (inside.cumsum(-1, dtype=np.float64) <= (wanted - before)[:, None]).sum(-1)
-    # The run's own sum rounds differently and may end short of the number: then it is the run's
-    # last token that has any probability.
-    last = RUN - 1 - (inside[:, ::-1] > 0).argmax(-1)
-    return np.asarray(run * RUN + np.minimum(place, last))
+    within = np.add.accumulate(inside, -1, np.float64)
+    place = np.add.reduce(within <= (wanted - ends[every, run])[:, None], -1)
+    if np.maximum.reduce(place) == RUN:
+        # The run's own sum rounds differently and may end short of the number: then it is the
+        # run's last token that has any probability.
+        place = np.minimum(place, RUN - 1 - (inside[:, ::-1] > 0).argmax(-1))
+    return np.asarray(run * RUN + place)
 
 
 def _filter(weights: Array, top_k: int, top_p: float) -> None:
