@@ -5,6 +5,7 @@ The queue is the trainer's: it runs in the trainer's Ray cluster and must be the
 
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.export.samples import Sample
 
+_ANSWERS_WITHIN = 10.0
 _CONTROLLER, _NAMESPACE = "TransferQueueController", "transfer_queue"
 
 
@@ -54,7 +56,9 @@ def connected(address: str) -> Iterator[TransferQueue]:
         UsageError: the package is missing, or there is no cluster or no queue.
         MtrlError: the queue failed in the block.
     """
+    _reach(address)
     os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")  # its warnings are about its own threads
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # by default it tries for 13 minutes
     try:
         import ray
         import transfer_queue
@@ -62,9 +66,10 @@ def connected(address: str) -> Iterator[TransferQueue]:
         needs = "pip install 'mtrl-cli[transferqueue]'"
         raise UsageError(f"--format transferqueue: {error}: {needs}") from error
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with _nothing_said():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
-        raise UsageError(f"--to {address}: no Ray cluster answers: {_line(error)}") from error
+        raise _no_cluster(address, error) from error
     try:
         try:
             ray.get_actor(_CONTROLLER, namespace=_NAMESPACE)
@@ -86,6 +91,44 @@ def connected(address: str) -> Iterator[TransferQueue]:
             transfer_queue.get_client().close()
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Connect to ``address`` once; Ray itself tries for minutes.
+
+    Raises:
+        UsageError: it is no address, or nobody listens there.
+    """
+    if address == "auto":
+        return
+    place = address.removeprefix("ray://")
+    if place != address and ":" not in place:
+        place += ":10001"
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(f"--to {address}: write HOST:6379, ray://HOST:10001 or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN).close()
+    except (OSError, OverflowError) as error:  # the latter for a port beyond 65535
+        raise _no_cluster(address, error) from error
+
+
+@contextmanager
+def _nothing_said() -> Iterator[None]:
+    """Ray's native part writes to the process's standard error before any of its settings count;
+    what it has to say comes back as an exception too."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _no_cluster(address: str, error: Exception) -> UsageError:
+    return UsageError(f"--to {address}: no Ray cluster answers: {_line(error)}")
 
 
 def _line(error: Exception) -> str:

@@ -17,6 +17,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -120,6 +121,9 @@ class Trainer:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
             shutil.rmtree(self._ray, ignore_errors=True)
 
     def _answer(self) -> Any:
@@ -140,10 +144,10 @@ def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trainer]
         made.end()
 
 
-def export(runs: Path, trainer: Trainer) -> tuple[int, str]:
+def export(runs: Path, address: str) -> tuple[int, str]:
     command = ["export", RUN, "--runs-dir", str(runs), "--format", "transferqueue"]
     done = subprocess.run(
-        [PYTHON, "-m", "mtrl_cli", *command, "--to", trainer.address],
+        [PYTHON, "-m", "mtrl_cli", *command, "--to", address],
         capture_output=True,
         text=True,
         timeout=600,
@@ -158,7 +162,7 @@ def export(runs: Path, trainer: Trainer) -> tuple[int, str]:
 def test_a_trainer_gets_whole_groups_each_exactly_once(tmp_path: Path, trainer: Trainer) -> None:
     runs = tmp_path / "runs"
     make_run(runs)
-    assert export(runs, trainer) == (0, "2 groups, 8 trajectories\n")
+    assert export(runs, trainer.address) == (0, "2 groups, 8 trajectories\n")
     taken = [trainer.ask("take"), trainer.ask("take")]
     assert [[sample["tag"]["group"] for sample in group] for group in taken] == [[0] * 4, [1] * 4]
     assert [[sample["tag"]["member"] for sample in group] for group in taken] == [[0, 1, 2, 3]] * 2
@@ -176,10 +180,10 @@ def test_a_trainer_gets_whole_groups_each_exactly_once(tmp_path: Path, trainer: 
         "policy_version": [0],
     }
     assert trainer.ask("take") == []
-    assert export(runs, trainer) == (0, "0 groups, 0 trajectories; 2 were sent before\n")
+    assert export(runs, trainer.address) == (0, "0 groups, 0 trajectories; 2 were sent before\n")
     assert trainer.ask("take") == []
     trainer.ask("clear")
-    assert export(runs, trainer) == (0, "0 groups, 0 trajectories; 2 were sent before\n")
+    assert export(runs, trainer.address) == (0, "0 groups, 0 trajectories; 2 were sent before\n")
     assert trainer.ask("take") == []
 
 
@@ -187,7 +191,35 @@ def test_a_trainer_gets_whole_groups_each_exactly_once(tmp_path: Path, trainer: 
 def test_a_cluster_without_a_queue_is_told(tmp_path: Path, trainer: Trainer) -> None:
     runs = tmp_path / "runs"
     make_run(runs)
-    code, told = export(runs, trainer)
+    code, told = export(runs, trainer.address)
     assert code == 2
     assert len(told.splitlines()) == 1
     assert "no TransferQueue runs there" in told
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+@pytest.mark.parametrize("listens", [False, True], ids=["nobody", "a stranger"])
+def test_where_no_cluster_answers_one_line_says_so(
+    tmp_path: Path, form: str, listens: bool
+) -> None:
+    runs = tmp_path / "runs"
+    make_run(runs)
+    with socket.socket() as stranger:
+        stranger.bind(("", 0))
+        if listens:
+            stranger.listen()
+        address = form.format(stranger.getsockname()[1])
+        code, told = export(runs, address)
+    assert code == 2
+    assert len(told.splitlines()) == 1
+    assert f"--to {address}: no Ray cluster answers" in told
+
+
+def test_what_is_no_address_is_told(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    make_run(runs)
+    code, told = export(runs, "trainer")
+    assert (code, told.splitlines()) == (
+        2,
+        ["error: --to trainer: write HOST:6379, ray://HOST:10001 or auto"],
+    )
