@@ -5,7 +5,8 @@ the terminal.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from mtrl_cli.sinks.run_info import RunInfo
@@ -17,12 +18,18 @@ class WeightsAndBiases:
     def __init__(self, run: RunInfo) -> None:
         import wandb
 
+        self._wandb = wandb
+        with self._left_if_it_fails():
+            self._run = self._opened(run)
+
+    def _opened(self, run: RunInfo) -> Any:
+        wandb = self._wandb
         past = run.past()
         name = past.name(run.id)
         settings = wandb.Settings(console="off", disable_git=True, disable_code=True, silent=True)
         wandb.setup(settings)
         told = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
-        self._run = wandb.init(
+        opened = wandb.init(
             project=run.project,
             id=name,
             name=f"{run.experiment} {name}",
@@ -32,15 +39,29 @@ class WeightsAndBiases:
             mode=None if told else "offline",
             settings=settings,
         )
-        self._run.define_metric("*", step_metric="step")
+        opened.define_metric("*", step_metric="step")
         # Offline, wandb cannot say whether it has the run.
-        if past.voids or not (self._run.resumed or self._run.offline):
+        if past.voids or not (opened.resumed or opened.offline):
             for point in past.points:
-                self.log(point.step, point.figures)
+                opened.log({**point.figures, "step": point.step})
+        return opened
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log({**figures, "step": step})
+        with self._left_if_it_fails():
+            self._run.log({**figures, "step": step})
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        self._run.summary.update(dict(summary))
-        self._run.finish()
+        with self._left_if_it_fails():
+            self._run.summary.update(dict(summary))
+            self._run.finish()
+
+    @contextmanager
+    def _left_if_it_fails(self) -> Iterator[None]:
+        """wandb speaks to a process of its own once more when ours ends, and prints a traceback
+        when that one is gone; an early farewell is the last one."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                self._wandb.teardown()
+            raise

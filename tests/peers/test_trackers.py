@@ -10,6 +10,7 @@ is offline, the others are local.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,6 +43,41 @@ for step in steps:
     relay.log(int(number), {"eval/mean": 2 * float(reward)})
 relay.close({"status": "finished", "policy": "p2"}, seconds=120)
 assert told == [], told
+"""
+
+ENDED_BY_FORCE = """
+import os, signal, sys, time
+from functools import partial
+from pathlib import Path
+import psutil
+from mtrl_cli.sinks.past import read_past
+from mtrl_cli.sinks.relay import Relay
+from mtrl_cli.sinks.run_info import RunInfo
+from mtrl_cli.sinks.trackers import openers
+
+folder, number = Path(sys.argv[1]), int(sys.argv[2])
+told = []
+info = RunInfo(folder.name, "blackjack", folder, "mtrl-test", {}, partial(read_past, folder, 1))
+relay = Relay(openers(["wandb"], info), told.append)
+while not list(folder.glob("wandb/offline-run-*/run-*.wandb")):
+    assert told == [], told
+    time.sleep(0.05)
+relay.log(1, {"reward": 1.0})
+core, = psutil.Process().children()
+core.send_signal(number)
+if number == signal.SIGKILL:
+    core.wait(30)
+for step in (2, 3):
+    relay.log(step, {"reward": 1.0})
+began = time.monotonic()
+relay.close({"status": "finished"}, seconds=5)
+assert time.monotonic() - began < 30
+line, = told
+print(line.removeprefix("sink wandb: "))
+sys.stdout.flush()
+if number == signal.SIGSTOP:
+    core.kill()
+    os._exit(0)  # as `mtrl train` does, where a thread does not end
 """
 
 READ_TRACKIO = """
@@ -171,3 +207,15 @@ def test_a_voided_step_and_the_one_that_stands_are_not_in_one_curve(
     for attempt in (["1", "1=-0.25", "2=9"], ["2", "2=0.125"], ["3", "3=0.5"]):
         assert python(ATTEMPT, sink, str(run), *attempt, **env) == ""
     assert curves(run, env) == expected
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, ""), (signal.SIGSTOP, "still busy")])
+def test_wandbs_own_process_may_die_or_hang(number: int, said: str, tmp_path: Path) -> None:
+    """One line, and nothing more: not when the process ends either."""
+    pytest.importorskip("wandb", reason="pip install '.[wandb]'")
+    run = make_run(tmp_path / "runs")
+    env = {"HOME": str(tmp_path), "WANDB_API_KEY": ""}
+    told = python(ENDED_BY_FORCE, str(run), str(int(number)), **env)
+    assert said in told
+    assert told.count("\n") == 1
+    assert told.endswith("the run goes on without it\n")
