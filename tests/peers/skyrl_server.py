@@ -1,6 +1,6 @@
 """Run SkyRL's Tinker server on the CPU; run by SkyRL's own Python, see test_skyrl.py.
 
-    python skyrl_server.py MODEL_FOLDER WORK_FOLDER PORT
+    python skyrl_server.py MODEL_FOLDER WORK_FOLDER PORT [BACKEND_SETTINGS_JSON]
 
 Two things keep SkyRL from an ordinary Python 3.11: pydantic wants the `TypedDict` of
 typing_extensions there, and the API starts its engine through `uv run`. Both are replaced.
@@ -16,7 +16,7 @@ import typing_extensions
 typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
 
 
-def serve(model: str, work: str, port: str) -> None:
+def serve(model: str, work: str, port: str, settings: str = "{}") -> None:
     import uvicorn
     from skyrl.tinker import api
     from skyrl.tinker.config import EngineConfig, config_to_argv
@@ -36,6 +36,7 @@ def serve(model: str, work: str, port: str) -> None:
             "max_lora_rank": 8,
             "sample_max_num_sequences": 64,
             "train_micro_batch_size": 8,
+            **json.loads(settings),
         },
         "checkpoints_base": str(folder / "checkpoints"),
         "database_url": f"sqlite:///{folder / 'tinker.db'}",
