@@ -41,6 +41,7 @@ from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.settle import original
 from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import SCRIPT, RunFolder
+from mtrl_cli.runs.stop import signal_name
 from mtrl_cli.training.plan import TrainingPlan
 
 _SAME = 0.2
@@ -106,8 +107,8 @@ async def open_run(composed: Composed, kind: str) -> AsyncIterator[Run]:
             yield Run(experiment, TrainingPlan(experiment), folder, resources, parts)
             folder.update(environments=dict(parts.watch.counts))
         status = "finished"
-    except asyncio.CancelledError:
-        status, reason = "cancelled", "stopped by the user"
+    except asyncio.CancelledError as cancelled:
+        status, reason = "cancelled", f"stopped by {_cause(cancelled)}"
         raise
     except BaseException as error:
         reason = str(error) or type(error).__name__
@@ -134,9 +135,14 @@ def _cancelling_this_task() -> Callable[[Ask], None]:
         if ask is Ask.KILL:
             os._exit(128 + signal.SIGINT)
         if not task.cancelling():
-            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(task.cancel, "mtrl cancel")
 
     return told
+
+
+def _cause(cancelled: asyncio.CancelledError) -> str:
+    """Who cancelled; the script itself may have, and says nothing then."""
+    return str(cancelled.args[0]) if cancelled.args else "the user"
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -196,7 +202,7 @@ class _Signals:
         self._count += 1
         if self.first is None:
             self.first = number
-            self._loop.call_soon_threadsafe(self._work.cancel)
+            self._loop.call_soon_threadsafe(self._work.cancel, signal_name(number))
         elif self._count >= _LEAVE:
             with suppress(OSError, ValueError):
                 sys.stdout.flush()

@@ -90,6 +90,7 @@ def environment(experiment: Experiment, played: int) -> dict[str, Any]:
         "kind": experiment.env.kind.value,
         "source": _source(experiment.env),
         "in_all": in_all,
+        "to_compare_seeds": in_all - played,
         "at_once": min(experiment.run.concurrency, in_all),
     }
 
@@ -207,7 +208,9 @@ def _environment(facts: Mapping[str, Any]) -> str:
     made = _MADE.get(facts["kind"])
     if made is None:
         return told
-    return f"{told}; {facts['in_all']:,} {made}, {facts['at_once']:,} at once"
+    compared = facts["to_compare_seeds"]
+    each = "one for each episode" + (f", {compared} to compare seeds" if compared else "")
+    return f"{told}; {facts['in_all']:,} {made}, {facts['at_once']:,} at once ({each})"
 
 
 def _games(evaluation: Mapping[str, Any]) -> str:

@@ -148,6 +148,7 @@ def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "Di
         keep_groups=asked.command == "rollout",
         total_groups=asked.groups,
         policies=policies,
+        groups_per_step=experiment.group.per_step if asked.trains else 0,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TextIO
 from mtrl_cli.cli.failures import FAILED, Teller, innermost
 from mtrl_cli.cli.live_file import LiveFile
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
+from mtrl_cli.display import lines
 from mtrl_cli.display.events import Failed
 from mtrl_cli.display.presenter import TICK, Presenter, presenter
 from mtrl_cli.display.snapshot import to_record
@@ -132,7 +133,7 @@ class Session:
             if stop.stage > shown:
                 shown = stop.stage
                 since = asyncio.get_running_loop().time()
-                self._presenter.stopping(Stopping(int(shown), self._signals.cause, since))
+                self._presenter.stopping(Stopping(int(shown), stop.cause, since))
             self._presenter.tick()
             self._tell_watchers()
             await self._next_drawing(stop, shown)
@@ -177,7 +178,7 @@ class Session:
         draw."""
         state = self._presenter.state
         counted = ", ".join(state.borrowed_names())
-        told = f"aborted: {len(state.groups)} groups in flight dropped"
+        told = f"aborted: {lines.counted(len(state.groups), 'group')} in flight dropped"
         told += f"; not returned: {counted}" if counted else "; nothing was known to be held"
         if state.folder:
             told += f"; {state.folder}/ledger.jsonl names what may still live"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.display.lines import reasons
+from mtrl_cli.display.lines import evaluation_name, reasons
 from mtrl_cli.display.state import DisplayPlan, RunState
 from mtrl_cli.display.summary import kept, resuming, summary
 from mtrl_cli.display.terminal import Screen
@@ -84,7 +84,8 @@ def _so_far(shown: Shown) -> Iterator[tuple[str, str]]:
     if state.rewards:
         yield "reward", f"{state.rewards[-1]:.3f} in the last step"
     for result in state.evaluations:
-        yield "evaluation", f"{result.label}: {result.mean:.3f} over {result.games:,} games"
+        name = evaluation_name(result.label, result.policy)
+        yield "evaluation", f"{name}: {result.mean:.3f} over {result.games:,} games"
     yield "run", str(run.path)
     if run.state.get("policy"):
         yield "policy", str(run.state["policy"])

@@ -17,14 +17,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-from mtrl_cli.runs.stop import Stage, StopRequest
+from mtrl_cli.runs.stop import Stage, StopRequest, signal_name
 
 DEBOUNCE = 0.2
 """Seconds within which a second signal counts as the same: `uv run` and others deliver twice."""
 
 INTERRUPTED = 128 + signal.SIGINT
-
-_CAUSES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "terminal closed"}
 
 _SHOW_CURSOR = b"\x1b[?25h\r\n"
 _HIDE_CURSOR = b"\x1b[?25l"
@@ -44,11 +42,6 @@ class Signals:
     def code(self) -> int | None:
         """The exit code of a run that was stopped by a signal; None if none came."""
         return None if self._first is None else 128 + self._first
-
-    @property
-    def cause(self) -> str:
-        """What asked for the stop, in words."""
-        return "mtrl cancel" if self._first is None else _CAUSES[signal.Signals(self._first)]
 
     @contextlib.contextmanager
     def handled(self, stop: StopRequest) -> Iterator[None]:
@@ -86,7 +79,7 @@ class Signals:
         if self._count > Stage.STOP:
             self.abort(128 + number)
         assert self._stop is not None
-        self._stop.request(Stage(self._count))
+        self._stop.request(Stage(self._count), signal_name(number))
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
         """The terminal is gone; that is a request to drain, and never more than one."""

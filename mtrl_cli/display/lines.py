@@ -17,6 +17,9 @@ from mtrl_cli.training.events import Comparison, Evaluated, FolderMade
 
 Redact = Callable[[str], str]
 
+_OF_EVAL = ("eval", "rival")
+"""Labels of ``mtrl eval``: the policy that was asked for, and the one that it is compared with."""
+
 
 def beginning_line(made: FolderMade) -> str:
     """Where a run is, and where an attempt of it goes on."""
@@ -54,8 +57,7 @@ def _step_parts(state: RunState, now: float) -> Iterator[str]:
         yield f"parity {gap(metrics['parity_max'])}"
     yield f"gen {compact(_generated(state, now))} tok/s"
     yield f"tokens {compact(state.tokens)}"
-    if "staleness" in metrics:
-        yield f"stale {staleness(metrics)}"
+    yield from stale(metrics)
     yield from (
         f"{name} {figure(metrics[name])}" for name in ("entropy", "loss") if name in metrics
     )
@@ -64,10 +66,12 @@ def _step_parts(state: RunState, now: float) -> Iterator[str]:
         yield f"eta {clock(eta)}"
 
 
-def staleness(metrics: Mapping[str, float]) -> str:
-    """Steps that the policies of a step's groups were behind: in the mean, and at most."""
-    mean = metrics["staleness"]
-    return f"{mean:.1f}/{metrics.get('staleness_max', mean):.0f}"
+def stale(metrics: Mapping[str, float]) -> Iterator[str]:
+    """Steps that the policies of a step's groups were behind: in the mean, and at most. Nothing
+    where none was."""
+    mean = metrics.get("staleness", 0.0)
+    if most := metrics.get("staleness_max", mean):
+        yield f"stale {mean:.1f}/{most:.0f}"
 
 
 def group_line(group: GroupView, now: float) -> str:
@@ -88,10 +92,16 @@ def group_line(group: GroupView, now: float) -> str:
 
 def evaluated_line(result: Evaluated) -> str:
     line = (
-        f"evaluation {harmless(result.label)}: {with_error(result.mean, result.se)}"
-        f" over {result.games:,} games, invalid tool calls {result.invalid_call_share:.1%}"
+        f"evaluation {evaluation_name(result.label, result.policy)}:"
+        f" {with_error(result.mean, result.se)} over {result.games:,} games,"
+        f" invalid tool calls {result.invalid_call_share:.1%}"
     )
     return f"{line}, {compared(result.versus)}" if result.versus is not None else line
+
+
+def evaluation_name(label: str, policy: str) -> str:
+    """Which evaluation, in words: of a training its moment, of ``mtrl eval`` its policy."""
+    return f"of {harmless(policy_name(policy))}" if label in _OF_EVAL else harmless(label)
 
 
 def with_error(mean: float, se: float | None, sign: str = "") -> str:
@@ -107,7 +117,8 @@ def interval(bounds: Sequence[float] | None, sign: str = "") -> str:
 def compared(versus: Comparison) -> str:
     """The mean of the differences, game by game."""
     gain = with_error(versus.mean, versus.se, "+") + interval(versus.interval, "+")
-    return f"{gain} against {harmless(versus.label)} on the same {versus.pairs:,} games"
+    other = policy_name(versus.against) if versus.label in _OF_EVAL else versus.label
+    return f"{gain} against {harmless(other)} on the same {counted(versus.pairs, 'game')}"
 
 
 def progress_line(state: RunState) -> str:
@@ -116,7 +127,8 @@ def progress_line(state: RunState) -> str:
     assert evaluation is not None
     games = f"/{evaluation.games:,}" if evaluation.games else ""
     so_far = f", {reward(evaluation.mean)} so far" if evaluation.mean is not None else ""
-    return f"evaluation {harmless(evaluation.label)}: {evaluation.done:,}{games} games{so_far}"
+    label = "" if evaluation.label in _OF_EVAL else f" {harmless(evaluation.label)}"
+    return f"evaluation{label}: {evaluation.done:,}{games} games{so_far}"
 
 
 def stopping_line(state: RunState, stopping: Stopping) -> str:
@@ -141,9 +153,14 @@ def settling(state: RunState) -> str:
     return "1 group settles" if groups == 1 else f"{groups} groups settle"
 
 
+def counted(number: int, what: str) -> str:
+    """A count in words: ``1 group``, ``2,000 groups``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def alive_line(state: RunState, now: float) -> str:
     """A sign of life when nothing has ended for a while."""
-    groups = f", {len(state.groups)} groups in flight" if state.groups else ""
+    groups = f", {counted(len(state.groups), 'group')} in flight" if state.groups else ""
     return f"alive: {harmless(state.phase)} for {clock(now - state.phase_since)}{groups}"
 
 

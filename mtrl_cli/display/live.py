@@ -1,7 +1,8 @@
 """The live screen: repainted a few times a second on a terminal.
 
-Finished steps are printed above as lines and scroll away; only groups in flight are listed. The
-observer only counts, whatever the number of events: drawing happens in `tick`.
+Finished steps are printed above as lines and scroll away, and so are finished groups where a step
+has few (`DisplayPlan.tells`); only groups in flight are listed. The observer only counts, whatever
+the number of events: drawing happens in `tick`.
 """
 
 import time
@@ -66,6 +67,8 @@ class LivePresenter:
         if kind is StepFinished:
             self._above.append(lines.step_line(self.state, now, self._console.width))
         elif group is not None and isinstance(event, GroupFinished):
+            if not self.state.plan.tells(event.outcome):
+                return
             group.outcome = event.outcome
             self._above.append(lines.group_line(group, now))
         elif kind is Evaluated:

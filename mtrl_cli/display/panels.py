@@ -31,6 +31,11 @@ WIDE = 110
 """From this width on the table has all its columns."""
 
 
+_LENT = {"env": "environments", "sandbox": "sandboxes", "harness": "harnesses"}
+"""What trajectories hold, in words. What the run holds from its beginning to its end (a server, a
+model on it) is no news."""
+
+
 @dataclass(frozen=True)
 class Glyphs:
     """What bars and trends are drawn with."""
@@ -157,14 +162,13 @@ def _throughput_parts(state: RunState, now: float) -> Iterable[str]:
     yield f"gen {compact(state.tokens_per_second(now))} tok/s"
     yield f"traj {compact(state.episodes_per_minute(now))}/min"
     yield f"tokens {compact(state.tokens)}"
-    if "staleness" in state.metrics:
-        yield f"stale {lines.staleness(state.metrics)}"
+    yield from lines.stale(state.metrics)
     if state.failures:
         yield f"errors {state.failures / (state.failures + state.episodes):.1%}"
     if retried := sum(group.retries for group in state.groups.values()):
         yield f"retries {retried:,}"
-    borrowed = sorted(state.borrowed_by_kind().items(), key=lambda one: (-one[1], one[0]))
-    yield from (f"{harmless(kind)} {n}" for kind, n in borrowed)
+    borrowed = state.borrowed_by_kind()
+    yield from (f"{name} {borrowed[kind]:,}" for kind, name in _LENT.items() if borrowed.get(kind))
 
 
 def _columns(wide: bool) -> Sequence[tuple[str, bool]]:

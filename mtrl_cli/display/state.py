@@ -38,6 +38,9 @@ NAMED = 20
 ENDED_KEPT = 4096
 """Ends of episodes that are kept to count a rate with."""
 
+FEW_GROUPS = 8
+"""Groups of a step, up to which each one is told when it has ended."""
+
 ETA_STEPS = 20
 """Steps whose mean duration predicts the rest."""
 
@@ -59,6 +62,13 @@ class DisplayPlan:
     """Policies that play the games, where that is all that happens (``mtrl eval``)."""
     watched: bool = False
     """Another process carries the run out (``mtrl watch``)."""
+    groups_per_step: int = 0
+    """Groups that a training step consumes; 0 where there are no steps."""
+
+    def tells(self, outcome: str) -> bool:
+        """Whether a group that ended so is worth a line of its own. Where a step has many groups,
+        the step's line stands for those that are complete."""
+        return outcome != "complete" or self.groups_per_step <= FEW_GROUPS
 
 
 @dataclass(slots=True)

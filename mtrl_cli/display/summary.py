@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mtrl_cli.display.lines import interval, reasons, with_error
+from mtrl_cli.display.lines import counted, interval, reasons, with_error
 from mtrl_cli.display.state import GroupView, RunState
 from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward
 from mtrl_cli.training.events import Comparison, Evaluated, Resumable, RunFailed, RunFinished
@@ -68,7 +68,7 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
     yield "episodes", f"{finished.episodes:,}, {tokens}"
     if finished.skipped:
         total = sum(finished.skipped.values())
-        yield "skipped", f"{total:,} groups: {reasons(finished.skipped)}"
+        yield "skipped", f"{counted(total, 'group')}: {reasons(finished.skipped)}"
     if state.metrics and finished.policy and finished.policy == state.first_policy:
         alike = " (no group's rewards differed)" if set(finished.skipped) == {_ALIKE} else ""
         yield "NOTE", f"nothing was trained{alike}: the policy is unchanged"
@@ -78,9 +78,8 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
         yield "run", harmless(finished.folder)
     if finished.policy:
         yield "policy", harmless(finished.policy)
-        if not state.plan.keep_groups and (finished.steps or finished.evaluated):
-            command = play or f"mtrl rollout conf={shlex.quote(finished.folder)}/config.yaml"
-            yield "play it", harmless(f"{command} policy={shlex.quote(finished.policy)}")
+        if finished.steps and not state.plan.keep_groups:
+            yield "play it", _playing(finished.folder, play)
     if finished.resumable is not None:
         yield "kept", kept(finished.resumable)
         yield "resume", resuming(finished.folder)
@@ -111,6 +110,15 @@ def resuming(folder: str) -> str:
     path = Path(folder)
     where = "" if path.parent == Path("runs") else f" --runs-dir {shlex.quote(str(path.parent))}"
     return harmless(f"mtrl train --resume {shlex.quote(path.name)}{where}")
+
+
+def _playing(folder: str, play: str | None) -> str:
+    """The command that plays what a run has trained."""
+    path = Path(folder)
+    command = play or f"mtrl rollout conf={shlex.quote(folder)}/config.yaml"
+    if play is None and path.parent != Path("runs"):  # where the folder is now, names are found
+        command += f" run.dir={shlex.quote(str(path.parent))}"
+    return harmless(f"{command} policy={shlex.quote(path.name)}@last")
 
 
 def _quarantine(left: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -176,6 +184,6 @@ def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[tuple[str
 def _paired(versus: Comparison) -> str:
     """Game by game: the mean difference, and who won how often."""
     gain = with_error(versus.mean, versus.se, "+") + interval(versus.interval, "+")
-    counted = f"{versus.wins:,} won, {versus.ties:,} tied, {versus.losses:,} lost"
+    tally = f"{versus.wins:,} won, {versus.ties:,} tied, {versus.losses:,} lost"
     left = f", {versus.left_out:,} left out" if versus.left_out else ""
-    return f"{gain}; of {versus.pairs:,} games {counted}{left}"
+    return f"{gain}; of {versus.pairs:,} games {tally}{left}"

@@ -183,18 +183,19 @@ class Examination:
         )
         resources = RolloutResources(folder.ledger, prefix="a1/")
         folder.count_borrows(lambda: _borrows(resources))
-        control = RunControl(folder.path, 1, lambda ask: self.stop.request(Stage.DRAIN))
+        stop = self.stop
+        control = RunControl(folder.path, 1, lambda ask: stop.request(Stage.DRAIN, "mtrl cancel"))
         control.start()
-        status, reason = "cancelled", "stopped by the user"
+        status, reason = "cancelled", ""
         try:
             await self._borrowing(experiment, folder, resources)
-            status, reason = "finished", ""
+            status = "finished"
         except Exception as error:
             status, reason = "failed", str(error) or type(error).__name__
             raise
         finally:
             left = await resources.close()
-            folder.end(status, reason or None)
+            folder.end(status, stop.reason if status == "cancelled" else reason or None)
             control.close()
             if left:
                 for borrow in left:

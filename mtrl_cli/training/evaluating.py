@@ -49,7 +49,7 @@ async def evaluate_policy(
     """
     await until_drain(check_experiment(experiment), stop)
     if stop.draining:
-        return cancelled_before_it_began()
+        return cancelled_before_it_began(stop)
     folder = RunFolder.create(
         Path(experiment.run.dir), experiment.name, "eval", config_yaml, redact
     )

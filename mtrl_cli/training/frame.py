@@ -112,7 +112,7 @@ class Frame:
             await self._settled(self._with_parts(work))
             status = "finished"
             if self.stop.draining:
-                status, reason = "cancelled", "stopped by the user"
+                status, reason = "cancelled", self.stop.reason
         except BaseExceptionGroup as group:
             error = original(group)
             reason = self._reason(error)
@@ -277,7 +277,7 @@ class Frame:
         if ask is Ask.KILL:
             self.stop.abort()
         else:
-            self.stop.request(Stage(ask))
+            self.stop.request(Stage(ask), "mtrl cancel")
 
     def _finished(self, status: str, reason: str | None) -> RunFinished:
         outcome, totals = self.outcome, self.outcome.totals
@@ -322,7 +322,7 @@ class Frame:
         return Resumable(history.last.step, ANEW if stands is None else stands.step)
 
 
-def cancelled_before_it_began() -> RunFinished:
+def cancelled_before_it_began(stop: StopRequest) -> RunFinished:
     """The end of a run that was stopped before it had a folder."""
-    reason = "stopped by the user before the run began"
+    reason = f"{stop.reason} before the run began"
     return RunFinished("", "", "cancelled", reason, 0, 0, 0, None, None, None, {})

@@ -47,7 +47,7 @@ async def play(
     chosen = choose_policy(experiment, experiment.policy)
     await until_drain(check_experiment(experiment), stop)
     if stop.draining:
-        return cancelled_before_it_began()
+        return cancelled_before_it_began(stop)
     folder = RunFolder.create(
         Path(experiment.run.dir), experiment.name, "rollout", config_yaml, redact
     )

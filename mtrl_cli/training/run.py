@@ -43,7 +43,7 @@ async def train(
     """
     await until_drain(check_experiment(experiment), stop)
     if stop.draining:
-        return cancelled_before_it_began()
+        return cancelled_before_it_began(stop)
     parent = Path(experiment.run.dir)
     folder = RunFolder.create(parent, experiment.name, "train", config_yaml, redact)
     return await _attempt(Frame(experiment, folder, observer, stop, trains=True), History())
@@ -72,7 +72,7 @@ async def resume(
     Evaluations(run).read("before")  # damage to it would end the run when all is trained
     await until_drain(check_experiment(experiment), stop)
     if stop.draining:
-        return cancelled_before_it_began()
+        return cancelled_before_it_began(stop)
 
     def take() -> tuple[RunFolder, History, Reaped | None]:
         taken = take_over(run, settle, config=config, at=at, redact=redact)

@@ -62,7 +62,7 @@ async def _until_stopped(observer: Any, stop: Any, drains: bool) -> Any:
     if not drains:
         await stop.reached(Stage.STOP)
     await asyncio.sleep(0.3)
-    return _finished("cancelled", "stopped by the user")
+    return _finished("cancelled", stop.reason)
 
 
 async def _run(experiment: Any, observer: Any, stop: Any) -> Any:

@@ -155,12 +155,13 @@ def test_a_run_on_a_pipe_prints_lines_and_a_summary(tmp_path: Path) -> None:
     assert any("before -0.412 ± 0.011 → after -0.060 ± 0.012  (+0.352)" in one for one in lines)
     assert any("known: random -0.390" in one for one in lines)
     assert lines[-1].startswith("play it")
-    assert "mtrl rollout conf=runs/20261129-122135-a7aa/config.yaml policy=mtrl://" in lines[-1]
+    folder = "runs/20261129-122135-a7aa"
+    assert f"mtrl rollout conf={folder}/config.yaml policy={folder[5:]}@last" in lines[-1]
 
 
 def test_the_plain_experiment_is_played_by_the_short_command(tmp_path: Path) -> None:
     out = mtrl("train", cwd=tmp_path, fake="finish").stdout
-    assert "play it    mtrl rollout policy=mtrl://runs/a7aa/a1/step-000002\n" in out
+    assert "play it    mtrl rollout policy=20261129-122135-a7aa@last\n" in out
 
 
 def test_quarantine_is_named(tmp_path: Path) -> None:

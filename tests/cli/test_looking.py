@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 import shutil
 import subprocess
 import time
@@ -22,6 +23,14 @@ def test_show_says_what_the_run_said_at_its_end(trained: World) -> None:
             assert line in done.stdout
     assert f"publish    mtrl publish {trained.first} --name NAME" in done.stdout
     assert "training calls: done " in done.stdout
+
+
+def test_the_command_that_plays_a_policy_finds_it(trained: World) -> None:
+    [line] = [one for one in trained.told.splitlines() if one.startswith("play it")]
+    program, *arguments = shlex.split(line.removeprefix("play it"))
+    assert program == "mtrl"
+    planned = trained.mtrl(*arguments, "--dry-run", "--json")
+    assert json.loads(planned.stdout)["policy"] == trained.commits(trained.first)[-1]["policy"]
 
 
 def test_show_in_json_agrees_with_the_files(trained: World) -> None:

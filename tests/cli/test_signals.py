@@ -27,6 +27,7 @@ def test_the_first_signal_drains(
     assert returned == code
     assert f"stopping ({cause}): nothing new starts; 1 group settles (at most 60s)." in out
     assert "cancelled: blackjack, 2 of 2 steps" in out
+    assert f": stopped by {cause}\n" in out
     assert "Traceback" not in err
 
 
@@ -78,7 +79,7 @@ def test_a_closed_terminal_drains(tmp_path: Path) -> None:
     run.signal(signal.SIGHUP)
     returned, out, _ = run.end()
     assert returned == 129
-    assert "stopping (terminal closed)" in out
+    assert "stopping (closing the terminal)" in out
 
 
 def test_ctrl_c_during_imports_is_quiet(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from mtrl_cli.display.panels import sparkline
 from mtrl_cli.display.plain import PlainPresenter
 from mtrl_cli.display.snapshot import restore, to_record
 from mtrl_cli.display.state import DisplayPlan, RunState, Stopping
+from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.rollout.events import (
     BorrowChanged,
@@ -21,6 +23,7 @@ from mtrl_cli.rollout.events import (
     TurnSampled,
 )
 from mtrl_cli.training.events import (
+    Comparison,
     Evaluated,
     FolderMade,
     Notice,
@@ -156,6 +159,18 @@ def test_a_finished_step_scrolls_away_above_and_its_groups_go() -> None:
     assert frame[4].startswith("mtrl train")
     assert not any(line.startswith("group") for line in frame[5:])
     assert watched.frame()[0].startswith("mtrl train")
+
+
+def test_where_a_step_has_many_groups_its_line_stands_for_them() -> None:
+    watched = begun(Watched(80, DisplayPlan("train blackjack", groups_per_step=20)))
+    watched.see(
+        GroupFinished(0, 0.5, "complete"),
+        GroupFinished(1, None, "env_failure"),
+        StepFinished(12, 50, "u/v12", {"reward": 0.463}),
+    )
+    above = watched.frame()[:2]
+    assert above[0].startswith("group 1 bj-seed-1 | v11 | 0/8 | reward - | 0 tokens | 0s | env_")
+    assert above[1].startswith("step 12/50 | ")
 
 
 def test_an_evaluation_is_a_bar_and_no_table() -> None:
@@ -313,7 +328,8 @@ def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
     assert head[4].startswith("busy 22/64  gen 200 tok/s  traj 120/min  tokens 200  stale 0.4/1")
     wide = width == 140
     assert ("loss -0.0041" in head[3]) == wide
-    assert ("errors 33.3%  retries 1  sandbox 1  server_model 1" in head[4]) == wide
+    assert ("errors 33.3%  retries 1  sandboxes 1" in head[4]) == wide
+    assert "server_model" not in head[4]
     assert all(len(line) <= width for line in head)
     assert not any(line.endswith("…") for line in head)
 
@@ -363,6 +379,39 @@ def ended_with(policy: str) -> str:
     watched.see(RunFinished(RUN, FOLDER, "finished", None, 12, 96, 1, policy, None, None, skipped))
     watched.presenter.close()
     return watched.text
+
+
+def test_mtrl_eval_names_its_policies() -> None:
+    watched = Watched(None, DisplayPlan("eval blackjack", games=6000, policies=2))
+    watched.see(PhaseStarted("evaluation"))
+    versus = Comparison("base://mtrl-tiny", "rival", 1, 0, 0.25, None, None, 1, 0, 0)
+    watched.see(
+        Evaluated("rival", "base://mtrl-tiny", -0.5, 0.012, 6000, 0.1),
+        Evaluated("eval", "tinker://m/w/step-000150", -0.25, 0.012, 6000, 0.0, versus=versus),
+    )
+    told = [line.removeprefix("12:17:40 INFO  ") for line in watched.text.splitlines()]
+    assert told == [
+        "evaluation: 0/12,000 games",
+        "evaluation of mtrl-tiny: -0.500 ± 0.012 over 6,000 games, invalid tool calls 10.0%",
+        "evaluation of step-000150: -0.250 ± 0.012 over 6,000 games, invalid tool calls 0.0%,"
+        " +0.250 against mtrl-tiny on the same 1 game",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "play", "command"),
+    [
+        (FOLDER, "mtrl rollout", "mtrl rollout"),
+        (FOLDER, None, f"mtrl rollout conf={FOLDER}/config.yaml"),
+        (f"/data/{RUN}", None, f"mtrl rollout conf=/data/{RUN}/config.yaml run.dir=/data"),
+    ],
+)
+def test_what_was_trained_is_played_by_the_name_of_its_run(
+    folder: str, play: str | None, command: str
+) -> None:
+    state = RunState(DisplayPlan("train blackjack"), 0.0)
+    state.apply(replace(_finished("s"), folder=folder, policy="u/v12"), 0.0)
+    assert summary(state, 0.0, play)[-3] == f"play it    {command} policy={RUN}@last"
 
 
 def test_a_run_that_has_trained_nothing_says_so() -> None:

@@ -44,7 +44,7 @@ def test_a_run_that_is_cancelled_twice_at_once_drains_once_and_leaves_nothing(
         assert [process.returncode for process in both] == [0, 0]
         assert told[0] == (
             f"{run.id} was running, asked to drain; "
-            "now cancelled (stopped by the user); nothing is left\n"
+            "now cancelled (stopped by mtrl cancel); nothing is left\n"
         )
         assert run.process.wait(10) == 130
         state = run.state()
