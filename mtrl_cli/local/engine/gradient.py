@@ -15,7 +15,6 @@ import numpy as np
 
 from mtrl_cli.local.engine import batches, transformer
 from mtrl_cli.local.engine.losses import clip_range, loss_and_slope
-from mtrl_cli.local.engine.ops import log_normalizer
 from mtrl_cli.local.engine.transformer import KeysValues
 from mtrl_cli.local.engine.types import Array, Datum, LossName, Shape, Weights
 
@@ -147,12 +146,15 @@ def _head(
     """
     embed = weights["embed"]
     logits = output @ embed.T
-    logits -= log_normalizer(logits)
+    logits -= np.maximum.reduce(logits, -1, keepdims=True)
+    spread = np.exp(logits)
+    total = np.add.reduce(spread, -1)
+    normalizer = np.log(total)
     slopes = np.zeros(len(output), output.dtype)
     hits: list[tuple[Array, Array, Array]] = []
     for index, where, targets, first in entries:
         positions = np.arange(where.start, where.stop)
-        logp = logits[positions, targets]
+        logp = logits[positions, targets] - normalizer[where]
         found[index][first : first + len(logp)] = logp
         if slope is not None:
             slopes_here = slope(index, first, logp)
@@ -167,12 +169,15 @@ def _head(
     if not len(chosen):
         return None
     place = np.cumsum(active) - 1
-    dlogits = np.exp(logits[chosen])
-    dlogits *= -slopes[chosen, None]
+    every = len(chosen) == len(output)
+    dlogits = spread if every else spread[chosen]
+    dlogits *= (-slopes / total)[chosen, None]
     for positions, targets, slopes_here in hits:
         live = slopes_here != 0
         dlogits[place[positions[live]], targets[live]] += slopes_here[live]
-    into.gradients["embed"] += dlogits.T @ output[chosen]
+    into.gradients["embed"] += dlogits.T @ (output if every else output[chosen])
+    if every:
+        return np.asarray(dlogits @ embed)
     grad = np.zeros_like(output)
     grad[chosen] = dlogits @ embed
     return grad
