@@ -20,7 +20,7 @@ _FUTURE = np.triu(np.full((BLOCK, BLOCK), -np.inf, np.float32), 1)
 
 
 def compute(shape: Shape, weights: Weights, blocks: Sequence[Block], final: set[Block]) -> None:
-    """Fill in ``blocks`` (predecessors before successors); ``final`` also get their output."""
+    """Fill in ``blocks`` (in order of depth); ``final`` also get their output."""
     for start in range(0, len(blocks), BLOCKS_AT_ONCE):
         _compute(shape, weights, blocks[start : start + BLOCKS_AT_ONCE], final)
 
@@ -63,33 +63,39 @@ def _attend(query: Array, blocks: Sequence[Block], layer: int) -> Array:
 
     Returns [blocks, BLOCK, width].
     """
-    deepest = max(block.depth for block in blocks)
-    scores = np.full((deepest + 1, *query.shape[:3], BLOCK), -np.inf, np.float32)
-    reach = [[n for n, b in enumerate(blocks) if b.depth > depth] for depth in range(deepest)]
-    pages = [[blocks[n].before[depth] for n in rows] for depth, rows in enumerate(reach)]
-    for depth, rows in enumerate(reach):
-        scores[depth, rows] = query[rows] @ stacked(pages[depth], layer, "keys")
-    scores[deepest] = query @ np.stack([block.keys[layer] for block in blocks])
-    scores[deepest] += _FUTURE
-    scores -= scores.max(0).max(-1)[..., None]
+    deepest = blocks[-1].depth
+    scores = np.empty((deepest + 1, *query.shape[:3], BLOCK), np.float32)
+    # In order of depth, the blocks that have a predecessor at some depth are the last ones.
+    begin = [sum(block.depth <= depth for block in blocks) for depth in range(deepest)]
+    pages = [[b.before[depth] for b in blocks[first:]] for depth, first in enumerate(begin)]
+    for depth, first in enumerate(begin):
+        scores[depth, :first] = -np.inf
+        keys = stacked(pages[depth], layer, "keys")
+        np.matmul(query[first:], keys, out=scores[depth, first:])
+    own = scores[deepest]
+    np.matmul(query, np.stack([block.keys[layer] for block in blocks]), out=own)
+    own += _FUTURE
+    scores -= np.maximum.reduce(np.maximum.reduce(scores, 0), -1, keepdims=True)
     np.exp(scores, out=scores)
     mixed = np.zeros_like(query, order="C")
-    for depth, rows in enumerate(reach):
-        mixed[rows] += scores[depth, rows] @ stacked(pages[depth], layer, "values")
-    mixed += scores[deepest] @ np.stack([block.values[layer] for block in blocks])
-    mixed /= scores.sum(0).sum(-1)[..., None]
+    for depth, first in enumerate(begin):
+        mixed[first:] += scores[depth, first:] @ stacked(pages[depth], layer, "values")
+    mixed += own @ np.stack([block.values[layer] for block in blocks])
+    mixed /= np.add.reduce(np.add.reduce(scores, 0), -1, keepdims=True)
     return mixed.transpose(0, 2, 1, 3).reshape(len(blocks), BLOCK, -1)
 
 
 def score(weights: Weights, blocks: Sequence[Block]) -> None:
     """Fill in ``inner`` and ``after`` of ``blocks``, whose ``final`` must be there."""
-    for block in blocks:
-        assert block.final is not None
-        logits = block.final @ weights["embed"].T
+    for start in range(0, len(blocks), BLOCKS_AT_ONCE):
+        some = blocks[start : start + BLOCKS_AT_ONCE]
+        outputs = np.stack([block.final for block in some if block.final is not None])
+        logits = outputs @ weights["embed"].T
         logits -= log_normalizer(logits)
-        last = len(block.tokens) - 1
-        block.inner = logits[np.arange(last), block.tokens[1:]]
-        block.after = logits[last].copy()
+        for block, found in zip(some, logits, strict=True):
+            last = len(block.tokens) - 1
+            block.inner = found[np.arange(last), block.tokens[1:]]
+            block.after = found[last].copy()
 
 
 def prompt_logprobs(path: Sequence[Block]) -> list[float | None]:
