@@ -233,7 +233,8 @@ def test_a_finished_session_ends_its_queued_work(client: Client) -> None:
 
 def test_connections_that_vanish_leave_nothing(client: Client) -> None:
     sampler = open_base(client, client.session())
-    request_id = client.call("asample", sample(sampler, [1], 120))["request_id"]
+    long = {**sample(sampler, [1], 120), "num_samples": 256}
+    request_id = client.call("asample", long)["request_id"]
     with pytest.raises(httpx.TimeoutException), httpx.Client(trust_env=False) as other:
         other.post(
             f"{client.http.base_url}/api/v1/retrieve_future",
