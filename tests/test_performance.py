@@ -1,12 +1,15 @@
 """What must not grow back: the cost of a turn, as ratios within one run.
 
 CPU time of this process, the best of some rounds taken in turns, so that neither another machine
-nor a busy one changes the outcome. The margins are half of what `docs/performance.md` shows and
-more; each test was seen to fail with the mistake that it is there for.
+nor a busy one changes the outcome; what is too small for that is counted in function calls. The
+margins are half of what `docs/performance.md` shows and more, those of counts a tenth; each test
+was seen to fail with the mistake that it is there for.
 """
 
+import asyncio
 import json
 import random
+import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -53,6 +56,36 @@ def test_a_turn_over_http_costs_a_fraction_of_what_plain_httpx_takes() -> None:
     with http_turn.stub() as url:
         found = http_turn.measure(url, 1024, 16, 64, 1, ("mtrl", "httpx"))
     assert found["mtrl"] < 0.25 * found["httpx"]
+
+
+def test_what_an_episode_costs_beside_its_turns() -> None:
+    """In function calls, which are the same every time: one turn and all that an episode takes once
+    (3.5 further turns), and a further turn (95 calls). Fails when opening an environment becomes a
+    task of its own (4.3), or everything that is protected does (4.1, and 155 calls)."""
+    one, eight = (_calls(Workload(TEXTS["short"], turns, 64)) for turns in (1, 8))
+    further = (eight - one) / 7
+    assert one < 4 * further
+    assert further < 120
+
+
+def _calls(work: Workload) -> float:
+    """Function calls, Python's and C's, that an episode takes."""
+    calls = 0
+
+    def seen(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    async def counted() -> None:
+        before = sys.getprofile()
+        sys.setprofile(seen)
+        try:
+            await play(work)
+        finally:
+            sys.setprofile(before)
+
+    asyncio.run(counted())
+    return calls / work.episodes
 
 
 def _cpu(work: Workload) -> float:
