@@ -11,7 +11,7 @@ from mtrl_cli.cli import looking
 from mtrl_cli.cli.completion import complete_run
 from mtrl_cli.cli.config_commands import config
 from mtrl_cli.cli.failures import told_in_one_line
-from mtrl_cli.cli.help import WIDEST, ExperimentCommand
+from mtrl_cli.cli.help import WIDEST, CommandGroup, ExperimentCommand
 from mtrl_cli.cli.options import (
     AsJson,
     ConfigDirs,
@@ -29,6 +29,7 @@ from mtrl_cli.errors import UsageError
 
 app = typer.Typer(
     name="mtrl",
+    cls=CommandGroup,
     help="Multi-turn reinforcement learning of language-model agents, from the client's side.",
     epilog="mtrl train --help lists the experiments and what can be set.",
     no_args_is_help=True,
@@ -276,6 +277,7 @@ def doctor(
 
 dev = typer.Typer(
     name="dev",
+    cls=CommandGroup,
     help="Servers on this machine to try mtrl out with.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -5,11 +5,13 @@ from typing import Annotated
 import typer
 
 from mtrl_cli.cli.failures import told_in_one_line
+from mtrl_cli.cli.help import CommandGroup, OverridesCommand
 from mtrl_cli.cli.options import AsJson, ConfigDirs, Debug, Overrides
 from mtrl_cli.errors import UsageError
 
 config = typer.Typer(
     name="config",
+    cls=CommandGroup,
     help="Look at the configuration.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -17,7 +19,7 @@ config = typer.Typer(
 )
 
 
-@config.command("show")
+@config.command("show", cls=OverridesCommand)
 def show(
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -29,7 +31,8 @@ def show(
 ) -> None:
     """Print the composed experiment, and what set each value.
 
-    Takes conf=NAME, GROUP=OPTION and KEY=VALUE as mtrl train does. Secrets are masked.
+    Takes conf=NAME, GROUP=OPTION and KEY=VALUE as mtrl train does. A section or a key alone
+    (train, train.steps) shows only that. Secrets are masked.
     """
     from mtrl_cli.cli.config_show import show_config
 

@@ -11,6 +11,7 @@ from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config import places
 from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import harmless, table
+from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.files import redacted
 
 _LONGEST, _SHORTEST = 40, 16
@@ -26,13 +27,24 @@ def show_config(
     as_json: bool,
     as_yaml: bool,
 ) -> int:
-    """Print the composed experiment with the origin of every value; the exit code."""
+    """Print the composed experiment with the origin of every value; the exit code. Sections and
+    keys among ``overrides`` choose what is shown.
+
+    Raises:
+        UsageError: the experiment is wrong, or YAML of a part of it is asked for.
+    """
     from mtrl_cli.config.compose import compose
+    from mtrl_cli.config.keys import known
     from mtrl_cli.config.origins import settings
 
-    composed = compose(None, overrides, config_dirs)
+    parts = [one for one in overrides if "=" not in one and known(one)]
+    if parts and as_yaml:
+        raise UsageError(f"--yaml prints a whole experiment: leave out {' '.join(parts)}")
+    composed = compose(None, [one for one in overrides if one not in parts], config_dirs)
     teller.redact = composed.redact
     screen, found = Screen(sys.stdout), settings(composed)
+    if parts:
+        found = [one for one in found if _within(one.key, parts)]
     if as_yaml:
         screen.write(composed.redact(composed.yaml))
         screen.flush()
@@ -80,6 +92,10 @@ def list_config(config_dirs: Sequence[Path], *, as_json: bool) -> int:
     screen.line("Config groups (GROUP=OPTION):")
     _print(screen, [(group, ", ".join(options)) for group, options in groups.items()])
     return 0
+
+
+def _within(key: str, parts: Sequence[str]) -> bool:
+    return any(key == part or key.startswith(f"{part}.") for part in parts)
 
 
 def _print(screen: Screen, rows: Sequence[tuple[str, str]]) -> None:

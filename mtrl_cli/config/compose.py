@@ -23,18 +23,18 @@ from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
-from mtrl_cli.config.keys import nearest, nearest_key, schema_keys
+from mtrl_cli.config.keys import nearest, schema_keys
 from mtrl_cli.config.locate import locate
-from mtrl_cli.config.overrides import CheckedOverride, check, split_conf
+from mtrl_cli.config.overrides import CheckedOverride, check_all, split_conf
+from mtrl_cli.config.refusals import all_refused
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
     Redactor,
     SecretKey,
-    is_secret,
     leaves,
     masked,
     redactor,
@@ -138,7 +138,7 @@ def compose(
     asked = conf or named or places.DEFAULT_EXPERIMENT
     file, dirs = locate(asked, config_dirs)
     node = _read(file)
-    checked = tuple(check(argument, dirs) for argument in rest)
+    checked = check_all(rest, dirs)
     container, choices = _compose(node, file, checked, dirs)
     _anchor(container)
     composed = _typed(asked, file, container, choices, checked, dirs)
@@ -252,11 +252,7 @@ def _typed(
     dirs: tuple[Path, ...],
 ) -> Composed:
     """Merge into the schema, which refuses unknown keys and wrong types."""
-    # Nothing else holds the schema's nodes or the container: they need not be copied.
-    schema = OmegaConf.structured(Experiment, flags={"no_deepcopy_set_nodes": True})
-    schema._set_flag("no_deepcopy_set_nodes", None)
-    _thaw(schema)
-    draft = Composed(asked, file, schema, choices, overrides, dirs)
+    draft = Composed(asked, file, DictConfig({}), choices, overrides, dirs)
     for section, value in container.items():
         if schema_keys().get(section) == "section" and not isinstance(value, dict):
             raise ConfigError(
@@ -269,27 +265,24 @@ def _typed(
         if isinstance(value, int) and abs(value) >= _BEYOND:  # also for OmegaConf, where it ends
             raise ConfigError(f"{key}: a number far beyond every bound", at=draft.origin(key))
     try:
-        config = OmegaConf.unsafe_merge(schema, container)
+        config = _merged(container)
         # A merge keeps the schema's default where a file says `???`: state the gap again.
         for key, value, _ in leaves(container):
             if value == "???":
                 OmegaConf.update(config, key, "???")
     except OmegaConfBaseException as error:
-        raise schema_error(error, draft) from error
+        raise all_refused(error, container, draft.origin, _merged) from error
     assert isinstance(config, DictConfig)
     return Composed(asked, file, config, choices, overrides, dirs)
 
 
-def schema_error(error: OmegaConfBaseException, composed: Composed) -> ConfigError:
-    """Say what the schema refuses: the full key, and the override or file that set it."""
-    key = str(error.full_key or "")
-    at = composed.origin(key)
-    if isinstance(error, ConfigKeyError):
-        near = nearest_key(key)
-        hint = f"did you mean {near}?" if near else "see docs/configuration.md for all keys"
-        return ConfigError(f"unknown key {key!r}", at=at, hint=hint)
-    reason = "not a value of this key's type" if is_secret(key) else _first_line(error)
-    return ConfigError(f"{key}: {reason}", at=at)
+def _merged(container: dict[str, Any]) -> Any:
+    """The values in a schema of their own."""
+    # Nothing else holds its nodes or the container: they need not be copied.
+    schema = OmegaConf.structured(Experiment, flags={"no_deepcopy_set_nodes": True})
+    schema._set_flag("no_deepcopy_set_nodes", None)
+    _thaw(schema)
+    return OmegaConf.unsafe_merge(schema, container)
 
 
 def _missing_file(

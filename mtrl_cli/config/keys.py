@@ -31,17 +31,26 @@ def known(key: str) -> bool:
     return any(kinds.get(prefix) == "open" for prefix in prefixes)
 
 
-def choices_of(key: str) -> list[str]:
-    """The words that a key chooses among, as the user types them; none where it is not a choice."""
+def type_of(key: str) -> Any:
+    """The type of a key's value; None where the schema has no such key."""
     section: Any = Experiment
     *parents, last = key.split(".")
     for part in parents:
         section = typing.get_type_hints(section).get(part)
         if not is_dataclass(section):
-            return []
-    kind = typing.get_type_hints(section).get(last)
+            return None
+    return typing.get_type_hints(section).get(last)
+
+
+def options_of(kind: Any) -> tuple[Any, ...]:
+    """The types of which a value has one."""
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+
+
+def choices_of(key: str) -> list[str]:
+    """The words that a key chooses among, as the user types them; none where it is not a choice."""
     words: list[str] = []
-    for option in typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,):
+    for option in options_of(type_of(key)):
         if option is bool:
             words += ["true", "false"]
         elif option is type(None):
@@ -52,17 +61,34 @@ def choices_of(key: str) -> list[str]:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that ``word`` was probably meant to be."""
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return close[0] if close else None
+    """The candidate that ``word`` was probably meant to be: one spelt alike, or one whose words
+    begin with its letters (``lr``)."""
+    candidates = list(candidates)
+    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
+    short = (one for one in candidates if len(word) > 1 and _initials(one) == word)
+    return close[0] if close else next(short, None)
+
+
+def _of_training(key: str) -> bool:
+    return not key.startswith("train.")
+
+
+def _initials(name: str) -> str:
+    return "".join(part[0] for part in name.split("_") if part)
 
 
 def nearest_key(key: str) -> str | None:
     """The schema key that ``key`` was probably meant to be, also when its section is missing."""
     keys = schema_keys()
-    if found := nearest(key, keys):
+    section, _, name = key.rpartition(".")
+    if keys.get(section) == "section":  # what is right must not count for what is wrong
+        beside = [one for one in keys if one.rpartition(".")[0] == section]
+        if found := nearest(name, [one.rpartition(".")[2] for one in beside]):
+            return f"{section}.{found}"
+    elif found := nearest(key, keys):
         return found
-    last_parts = {known_key.rpartition(".")[2]: known_key for known_key in keys}
+    # Of names that are alike in two sections, that of the training is meant most often.
+    last_parts = {one.rpartition(".")[2]: one for one in sorted(keys, key=_of_training)}
     last = nearest(key.rpartition(".")[2], last_parts)
     return last_parts[last] if last else None
 
@@ -79,5 +105,4 @@ def _walk(section: type[Any], prefix: str) -> Iterator[tuple[str, Kind]]:
 
 
 def _is_mapping(kind: Any) -> bool:
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    return any(typing.get_origin(option) is dict for option in options)
+    return any(typing.get_origin(option) is dict for option in options_of(kind))

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from mtrl_cli.config import places
-from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.errors import ConfigError, together
 from mtrl_cli.config.keys import known, nearest, nearest_key
 from mtrl_cli.config.secrets import is_secret, masked_value, mentions_secret, without_user
 
@@ -43,6 +43,23 @@ def split_conf(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     if name == "":
         raise ConfigError("conf= names no experiment", at="conf=", hint="write conf=NAME")
     return name, [argument for argument in arguments if not argument.startswith("conf=")]
+
+
+def check_all(arguments: Sequence[str], dirs: Sequence[Path]) -> tuple[CheckedOverride, ...]:
+    """Check every override.
+
+    Raises:
+        ConfigError: one is wrong, or several; it tells of each.
+    """
+    checked, wrong = [], []
+    for argument in arguments:
+        try:
+            checked.append(check(argument, dirs))
+        except ConfigError as error:
+            wrong.append(error)
+    if wrong:
+        raise together(wrong)
+    return tuple(checked)
 
 
 def check(argument: str, dirs: Sequence[Path]) -> CheckedOverride:
@@ -133,6 +150,8 @@ def _not_an_override(argument: str, dirs: Sequence[Path]) -> ConfigError:
         hint = f"to choose an experiment write conf={chosen}"
     elif known(argument):
         hint = f"write {argument}=VALUE"
+    elif key := nearest_key(argument):
+        hint = f"did you mean {key}=VALUE?"
     else:
         hint = "write conf=NAME to choose an experiment, key=value to change it"
     return ConfigError(f"{argument!r} is not an override", at=argument, hint=hint)

@@ -8,8 +8,9 @@ import re
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mtrl_cli.config.compose import Composed, schema_error
+from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.refusals import schema_error
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import MASK, leaves
 from mtrl_cli.config.validate import validate
@@ -43,7 +44,7 @@ def resolve(composed: Composed, *, secrets: bool = True) -> Experiment:
                 try:
                     OmegaConf.update(config, key, MASK)
                 except OmegaConfBaseException as error:  # a section, and no section was given
-                    raise schema_error(error, composed) from error
+                    raise schema_error(error, composed.container, composed.origin) from error
     try:
         experiment = OmegaConf.to_object(config)
     except OverflowError as error:
@@ -97,4 +98,4 @@ def _unresolved(error: OmegaConfBaseException, composed: Composed) -> ConfigErro
             hint=f"export {name}=…, or name another variable: '{key}=${{oc.env:NAME}}'"
             + _WITHOUT.get(name, ""),
         )
-    return schema_error(error, composed)
+    return schema_error(error, composed.container, composed.origin)

@@ -3,6 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from mtrl_cli.cli.app import app
 from tests.cli.processes import mtrl
 
 SECRET = "sk-3f9ab1"
@@ -40,6 +44,40 @@ def test_show_hides_secrets_also_where_they_are_copied(tmp_path: Path) -> None:
         done = mtrl("config", "show", *copied, *more, cwd=tmp_path)
         assert done.returncode == 0
         assert SECRET not in done.stdout + done.stderr
+
+
+def test_show_of_a_section_or_a_key_shows_only_that() -> None:
+    run = CliRunner().invoke(app, ["config", "show", "train.steps=7", "eval", "train.steps"])
+    keys = [line.split()[0] for line in run.stdout.splitlines()[1:]]
+    assert keys == ["train.steps", *(key for key in keys if key.startswith("eval."))]
+    assert len(keys) > 2
+    told = CliRunner().invoke(app, ["config", "show", "train", "--json"]).stdout
+    assert {key.partition(".")[0] for key in json.loads(told)["values"]} == {"train"}
+    refused = CliRunner().invoke(app, ["config", "show", "train", "--yaml"])
+    assert refused.exit_code == 2
+    assert "--yaml prints a whole experiment: leave out train" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("dev e2b", "No such command 'e2b'. Did you mean 'e2b-emulator'?"),
+        ("rolout", "No such command 'rolout'. Did you mean 'rollout'?"),
+        ("train --conf blackjack", "No such option: --conf; write conf=blackjack"),
+        ("eval --conf=blackjack", "No such option: --conf; write conf=blackjack"),
+        ("config show --train.steps 3", "No such option: --train.steps; write train.steps=3"),
+        ("train --seed --quiet", "No such option: --seed; write seed=VALUE"),
+        (
+            f"train --server.api_key={SECRET}",
+            "No such option: --server.api_key; write server.api_key=VALUE",
+        ),
+        ("train --jsn", "No such option: --jsn (Possible options: --json)"),
+    ],
+)
+def test_what_was_meant_is_suggested(typed: str, told: str) -> None:
+    run = CliRunner().invoke(app, typed.split())
+    assert run.exit_code == 2
+    assert run.stderr.splitlines()[-1] == f"Error: {told}"
 
 
 def test_show_tells_mistakes_as_a_run_does(tmp_path: Path) -> None:

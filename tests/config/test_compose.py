@@ -162,19 +162,55 @@ def test_an_unknown_key_never_gets_past_the_schema(wrong: str) -> None:
 
 def test_a_key_without_its_section() -> None:
     assert refused("learning_rate=1").hint == "did you mean train.learning_rate?"
+    assert refused("trian.steps=1").hint == "did you mean train.steps?"
+    assert refused("lr=1").hint == "did you mean train.learning_rate?"
+    assert refused("train.lr").hint == "did you mean train.learning_rate=VALUE?"
+    assert refused("env.nope=1").hint == "see `mtrl train --help`"
 
 
 def test_a_wrong_type_names_the_key_and_the_override() -> None:
     error = refused("group.size=abc")
-    assert error.message.startswith("group.size: Value 'abc'")
+    assert error.message == "group.size is a whole number, not 'abc'"
     assert error.at == "group.size=abc"
 
 
-def test_a_wrong_choice_lists_the_right_ones() -> None:
-    assert (
-        "expected one of [importance_sampling, ppo, cispo, gspo, sapo]"
-        in refused("train.loss=x").message
-    )
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("train.steps=null", "train.steps is a whole number, not null"),
+        ("train.steps=2.5", "train.steps is a whole number, not 2.5"),
+        ("train.learning_rate=fast", "train.learning_rate is a number, not 'fast'"),
+        ("eval.greedy=maybe", "eval.greedy is true or false, not 'maybe'"),
+        ("policy=[3]", "policy is a text or null, not [3]"),
+        ("train.loss=x", "train.loss is importance_sampling, ppo, cispo, gspo or sapo, not 'x'"),
+        ("sinks=wandb", "sinks is a list ([A, B]), not 'wandb'"),
+        ("sinks=[wandb,foo]", "sinks[1] is tensorboard, wandb, trackio or mlflow, not 'foo'"),
+        ("env.headers=3", "env.headers: not a value of this key's type"),  # they are secret
+    ],
+)
+def test_what_a_key_takes_is_said_in_words(override: str, told: str) -> None:
+    assert refused(override).message == told
+
+
+def test_all_that_is_wrong_is_told() -> None:
+    assert refused("train.lr=1", "seed=3", "env.nope=2").message.splitlines() == [
+        "2 settings are wrong",
+        "train.lr=1: unknown key 'train.lr'; did you mean train.learning_rate?",
+        "env.nope=2: unknown key 'env.nope'; see `mtrl train --help`",
+    ]
+
+
+def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "exp.yaml"
+    wrong = "group: {sise: 1}\ntrain: {steps: ten, learning_rate: 1.0e-3}\nsinks: [foo]"
+    file.write_text(f"defaults: [config, _self_]\n{wrong}")
+    with pytest.raises(ConfigError) as caught:
+        compose(str(file))
+    assert sorted(caught.value.message.splitlines()[1:]) == [
+        "exp.yaml: sinks[0] is tensorboard, wandb, trackio or mlflow, not 'foo'",
+        "exp.yaml: train.steps is a whole number, not 'ten'",
+        "exp.yaml: unknown key 'group.sise'; did you mean group.size?",
+    ]
 
 
 @pytest.mark.parametrize(

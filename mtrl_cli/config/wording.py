@@ -1,0 +1,55 @@
+"""What a key takes, in words, for the message about a value that it does not take."""
+
+import typing
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+from mtrl_cli.config.keys import options_of, type_of
+
+_NAMES: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "null",
+}
+
+_SHOWN = 60
+"""Characters of a value in a message."""
+
+
+def wrong_type(key: str, value: Any) -> str | None:
+    """``train.steps is a whole number, not 'ten'``; None where the key's type has no words.
+
+    ``key`` may be an item of a list: ``sinks[0]``.
+    """
+    name, item, _ = key.partition("[")
+    kinds = options_of(type_of(name))
+    words = [word for kind in (_items(kinds) if item else kinds) for word in _words(kind)]
+    if not words or None in words:
+        return None
+    *most, last = filter(None, words)
+    takes = f"{', '.join(most)} or {last}" if most else last
+    told = {None: "null", True: "true", False: "false"}.get(value) if _plain(value) else None
+    return f"{key} is {takes}, not {told or repr(value):.{_SHOWN}}"
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _items(kinds: tuple[Any, ...]) -> Iterator[Any]:
+    for kind in kinds:
+        if typing.get_origin(kind) in (list, tuple):
+            yield from typing.get_args(kind)[:1]
+
+
+def _words(kind: Any) -> list[str | None]:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [member.name for member in kind]
+    if typing.get_origin(kind) in (list, tuple):
+        return ["a list ([A, B])"]
+    if typing.get_origin(kind) is dict:
+        return ["a mapping ({KEY: VALUE})"]
+    return [_NAMES.get(kind)]
