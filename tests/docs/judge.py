@@ -12,6 +12,7 @@ import typer.main
 
 from mtrl_cli.cli.app import app
 from mtrl_cli.config.compose import compose
+from mtrl_cli.config.keys import known
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.sweep import combinations
 from mtrl_cli.errors import MtrlError
@@ -55,6 +56,8 @@ def _mtrl(words: list[str]) -> Iterator[str]:
 
 def _experiment(command: str, given: dict[str, Any]) -> Iterator[str]:
     overrides = [one for one in given["overrides"] or [] if one not in _WRITTEN_LATER]
+    if command == "config":  # the sections that are shown
+        overrides = [one for one in overrides if "=" in one or not known(one)]
     runs = [overrides]
     if given.get("multirun"):
         combined = [chosen for _, chosen in combinations(overrides)]
