@@ -24,7 +24,7 @@ from mtrl_cli.envs.interface import (
     line,
 )
 from mtrl_cli.envs.openenv_wire import LARGEST_FRAME, ServerFull, WireSession
-from mtrl_cli.errors import MtrlError
+from mtrl_cli.errors import MtrlError, untrusted
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import Environment, InfrastructureFailure
 
@@ -88,7 +88,8 @@ class RemoteFactory:
                 schema = await _whole(answer.content)
                 status = answer.status
         except (ClientError, OSError, ValueError) as error:
-            why = "no answer in time" if isinstance(error, TimeoutError) else line(error)
+            late = isinstance(error, TimeoutError)
+            why = untrusted(error) or ("no answer in time" if late else line(error))
             raise MtrlError(f"env.base_url: {self.place} cannot be reached: {why}") from error
         finally:
             await self.close()

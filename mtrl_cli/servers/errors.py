@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from mtrl_cli.errors import MtrlError
+from mtrl_cli.errors import MtrlError, untrusted
 
 Outcome = Literal["permanent", "transient", "unknown"]
 
@@ -201,8 +201,8 @@ def _fate(error: BaseException) -> str:
     names = {base.__name__ for base in type(error).__mro__}
     if "ClientConnectorDNSError" in names or "gaierror" in names:
         return "the host name is unknown"
-    if "ClientConnectorCertificateError" in names or "SSLCertVerificationError" in names:
-        return f"the server's TLS certificate is not trusted ({one_line(str(error), 120)})"
+    if (told := untrusted(error)) is not None:
+        return told
     if "SSLError" in names:
         return f"no TLS connection ({one_line(str(error), 120)})"
     if _not_connected(error):

@@ -1,6 +1,7 @@
 """A server of bytes: one connection, one answer, as given, whatever was asked."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -31,10 +32,11 @@ class Raw:
 
 
 @asynccontextmanager
-async def raw() -> AsyncIterator[Raw]:
+async def raw(tls: ssl.SSLContext | None = None) -> AsyncIterator[Raw]:
     served = Raw()
-    server = await asyncio.start_server(served.handle, "127.0.0.1", 0)
-    served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(served.handle, "127.0.0.1", 0, ssl=tls)
+    scheme = "http" if tls is None else "https"
+    served.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield served
     finally:
