@@ -61,7 +61,8 @@ class RecordFile:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with _naming(self.path):  # what could not be written before is tried once more
+            self._file.close()
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

@@ -144,7 +144,7 @@ def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trainer]
         made.end()
 
 
-def export(runs: Path, address: str) -> tuple[int, str]:
+def export(runs: Path, address: str, **env: str) -> tuple[int, str]:
     command = ["export", RUN, "--runs-dir", str(runs), "--format", "transferqueue"]
     done = subprocess.run(
         [PYTHON, "-m", "mtrl_cli", *command, "--to", address],
@@ -153,7 +153,7 @@ def export(runs: Path, address: str) -> tuple[int, str]:
         timeout=600,
         check=False,
         cwd=Path(__file__).parents[2],
-        env=ENV,
+        env={**ENV, **env},
     )
     assert done.stdout == ("train\n" if done.returncode == 0 else "")
     return done.returncode, done.stderr
@@ -195,6 +195,10 @@ def test_a_cluster_without_a_queue_is_told(tmp_path: Path, trainer: Trainer) -> 
     assert code == 2
     assert len(told.splitlines()) == 1
     assert "no TransferQueue runs there" in told
+    code, told = export(runs, trainer.address, RAY_AUTH_TOKEN=secrets.token_hex(32))
+    assert code == 2
+    assert len(told.splitlines()) == 1
+    assert "the Ray cluster refuses us: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" in told
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])

@@ -2,6 +2,7 @@
 its processes."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -65,6 +66,8 @@ def serving(folder: Path) -> Iterator[str]:
         _MARK: mark,
         "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",  # newer versions of Ray insist, and each process has its own
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_TMPDIR": f"/tmp/tk-{mark[:8]}",
         "TWINKLE_DEFAULT_SAVE_DIR": str(folder / "saved"),
         "RAY_ADDRESS": f"127.0.0.1:{ray_port}",
