@@ -66,6 +66,10 @@ def serving(folder: Path) -> Iterator[str]:
         _MARK: mark,
         "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # A busy machine: Ray's workers have the lowest priority, and five seconds to begin.
+        "RAY_worker_niceness": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
         "RAY_AUTH_MODE": "token",  # newer versions of Ray insist, and each process has its own
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_TMPDIR": f"/tmp/tk-{mark[:8]}",
