@@ -127,11 +127,8 @@ def _nothing_said() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _no_cluster(address: str, error: BaseException) -> UsageError:
-    causes, cause = "", error.__cause__
-    while cause is not None:
-        causes, cause = f"{causes}\n{cause}", cause.__cause__
-    if "AuthenticationError" in causes:
+def _no_cluster(address: str, error: Exception) -> UsageError:
+    if "AuthenticationError" in str(error.__cause__):
         return UsageError(
             f"--to {address}: the Ray cluster refuses us: set RAY_AUTH_MODE=token and"
             " RAY_AUTH_TOKEN to the cluster's"
