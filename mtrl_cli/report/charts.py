@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mtrl_cli.report.facts import Line, RunFacts
-from mtrl_cli.report.svg import Chart, Point, Series
+from mtrl_cli.report.svg import Chart, Point, Series, number
 
 SMOOTHED_FROM = 20
 """Steps from which on a running mean is drawn over the single steps."""
 WINDOW = 10
+LEVEL = 1e-4
+"""Up to this share of its size a figure may move and is still called the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +22,22 @@ class Panel:
     chart: Chart
 
 
-def learning_curve(runs: Sequence[RunFacts]) -> Chart:
+def learning_curve(runs: Sequence[RunFacts], named: Sequence[str]) -> Chart:
     """Mean return of each step's episodes, evaluations as marks, the task's reference lines."""
     series: list[Series] = []
-    for colour, run in enumerate(runs):
+    for colour, (name, run) in enumerate(zip(named, runs, strict=True)):
         lines = [line for line in run.steps if "reward" in line]
         points = [(float(line["step"]), float(line["reward"])) for line in lines]
         spread = [float(line.get("reward_se", 0.0)) for line in lines]
         smooth = len(points) >= SMOOTHED_FROM
         if smooth:
-            series.append(Series(f"{run.id}: each step", points, colour, faint=True))
+            series.append(Series(f"{name}: each step", points, colour, faint=True))
             mean = running_mean(points, WINDOW)
-            series.append(Series(f"{run.id}: mean of {WINDOW} steps", mean, colour))
+            series.append(Series(f"{name}: mean of {WINDOW} steps", mean, colour))
         else:
-            series.append(Series(f"{run.id}: each step", points, colour, spread))
+            series.append(Series(f"{name}: each step", points, colour, spread))
         marks, reach = evaluation_points(run)
-        series.append(Series(f"{run.id}: evaluation", marks, colour, reach, marks=True))
+        series.append(Series(f"{name}: evaluation", marks, colour, reach, marks=True))
     known = [run.references for run in runs if run.references]
     shared = known[0] if known and all(each == known[0] for each in known) else {}
     return Chart("Mean return by step", series, tuple(shared.items()), large=True)
@@ -63,25 +65,29 @@ def running_mean(points: Sequence[Point], window: int) -> list[Point]:
     return means
 
 
-def panels(runs: Sequence[RunFacts]) -> tuple[list[Panel], list[str]]:
-    """The small charts, and the headings of those that are zero throughout; what no run has a
+def panels(runs: Sequence[RunFacts], named: Sequence[str]) -> tuple[list[Panel], list[str]]:
+    """The small charts, and those that are level, as ``Learning rate 0.001``; what no run has a
     figure for is left out."""
     made = [
-        _panel(runs, heading, note, value, log=log, from_zero=zero)
+        _panel(runs, named, heading, note, value, log=log, from_zero=zero)
         for heading, note, value, log, zero in _PANELS
     ]
-    drawn, zeros = [], []
+    drawn, level = [], []
     for panel in made:
         heights = [y for line in panel.chart.series for _, y in line.points]
-        if any(heights):
+        if not heights:
+            continue
+        most = max(map(abs, heights))
+        if len(heights) > 1 and max(heights) - min(heights) <= LEVEL * most:
+            level.append(f"{panel.heading} {number(heights[0])}")
+        else:
             drawn.append(panel)
-        elif heights:
-            zeros.append(panel.heading)
-    return drawn, zeros
+    return drawn, level
 
 
 def _panel(
     runs: Sequence[RunFacts],
+    named: Sequence[str],
     heading: str,
     note: str,
     value: Callable[[Line], float | None],
@@ -91,13 +97,16 @@ def _panel(
 ) -> Panel:
     series = [
         Series(
-            run.id,
+            name,
             [(float(line["step"]), y) for line in run.steps if (y := value(line)) is not None],
             colour,
         )
-        for colour, run in enumerate(runs)
+        for colour, (name, run) in enumerate(zip(named, runs, strict=True))
     ]
-    return Panel(heading, note, Chart(heading, series, log=log, from_zero=from_zero))
+    steps = [float(line["step"]) for run in runs for line in run.steps]
+    reach = (min(steps), max(steps)) if steps else None
+    chart = Chart(heading, series, log=log, from_zero=from_zero, reach=reach)
+    return Panel(heading, note, chart)
 
 
 def _named(name: str) -> Callable[[Line], float | None]:
@@ -138,7 +147,13 @@ _PANELS: tuple[tuple[str, str, Callable[[Line], float | None], bool, bool], ...]
     ("Cut by a budget", "share of episodes", _per_episode("truncated"), False, True),
     ("Groups trained", "groups a step", _named("groups_trained"), False, True),
     ("Parity", "largest difference of a logprob, nats", _named("parity_max"), True, False),
-    ("Off-policy", "effective sample size, share", _named("audit/ess"), False, True),
+    (
+        "Effective sample size",
+        "share of the tokens; 1: the trainer's policy is the sampler's",
+        _named("audit/ess"),
+        False,
+        True,
+    ),
     ("Staleness", "optimizer steps, mean of groups", _named("staleness"), False, True),
     ("Throughput", "sampled tokens a second of the step", _throughput, False, True),
     ("Step time", "seconds", lambda line: wall(line) or None, False, True),

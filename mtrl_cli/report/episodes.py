@@ -15,6 +15,7 @@ from mtrl_cli.config.compose import compose
 from mtrl_cli.config.resolve import resolve
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import MtrlError
+from mtrl_cli.report import words
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
 from mtrl_cli.training.plan import TrainingPlan
@@ -125,7 +126,7 @@ def _episode(
         "refill": record["refill"],
         "task": _plain(record["task"]["id"]),
         "policy": record["policy_step"],
-        "outcome": outcome,
+        "outcome": words.outcome(outcome),
         "stop": record["stop"],
         "reward": record["reward"],
         "advantage": advantage,

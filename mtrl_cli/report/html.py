@@ -14,11 +14,11 @@ def text(value: object) -> str:
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()
 ) -> str:
-    """A table; the columns of ``numbers`` are aligned to the right."""
+    """A table; the columns of ``numbers`` are aligned to the right. A cell may have lines."""
 
     def cells(tag: str, row: Sequence[object]) -> str:
         return "".join(
-            f"<{tag}{' class=n' if index in numbers else ''}>{text(cell)}</{tag}>"
+            f"<{tag}{' class=n' if index in numbers else ''}>{_lines(cell)}</{tag}>"
             for index, cell in enumerate(row)
         )
 
@@ -27,6 +27,10 @@ def table(
         f'<div class="scroll"><table><thead><tr>{cells("th", heads)}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _lines(cell: object) -> str:
+    return "<br>".join(text(line) for line in str(cell).split("\n"))
 
 
 def bars(rows: Sequence[tuple[str, float, Sequence[str], str]]) -> str:

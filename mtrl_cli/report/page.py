@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli import __version__
+from mtrl_cli.display.text import policy_name
 from mtrl_cli.report import words
 from mtrl_cli.report.charts import learning_curve, panels, wall
 from mtrl_cli.report.episodes import chosen_episodes
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import bars, legend, section, table, text
+from mtrl_cli.report.naming import differing, names
 from mtrl_cli.report.svg import draw, number
 from mtrl_cli.report.times import episode_shares, wall_shares
 
@@ -40,7 +42,11 @@ def page(runs: Sequence[RunFacts]) -> str:
     title = f"{runs[0].state.get('experiment', '?')} {runs[0].id}"
     if len(runs) > 1:
         title = f"{len(runs)} runs: " + ", ".join(run.id for run in runs)
-    body = "".join([_head(runs), *_figures(runs), *(_details(run, len(runs) > 1) for run in runs)])
+    named = names(runs)
+    details = (
+        _details(run, name if len(runs) > 1 else "") for name, run in zip(named, runs, strict=True)
+    )
+    body = "".join([_head(runs), *_figures(runs, named), *details])
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (_HERE / "script.js").read_text(encoding="utf-8")
     made = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -98,31 +104,30 @@ def _keys(run: RunFacts) -> Iterator[tuple[str, str]]:
         yield "wall time of the steps", duration(seconds)
 
 
-def _figures(runs: Sequence[RunFacts]) -> Iterator[str]:
-    yield section(
-        "Learning", words.LEARNING, legend([run.id for run in runs]), draw(learning_curve(runs))
-    )
-    yield section("Results", "", _results(runs) if len(runs) > 1 else "", _evaluations(runs))
+def _figures(runs: Sequence[RunFacts], named: Sequence[str]) -> Iterator[str]:
+    yield section("Learning", words.LEARNING, legend(named), draw(learning_curve(runs, named)))
+    yield section("Results", "", _results(runs, named), _evaluations(runs, named))
     yield section("Settings that differ", "", _differences(runs))
-    shown, zero = panels(runs)
+    shown, same = panels(runs, named)
     small = "".join(
         f"<figure><h3>{text(panel.heading)}</h3><figcaption>{text(panel.note)}</figcaption>"
         f"{draw(panel.chart)}</figure>"
         for panel in shown
     )
-    told = f"Zero throughout, and not drawn: {', '.join(zero)}." if zero else ""
+    told = f"The same in every step, and not drawn: {'; '.join(same)}." if same else ""
     drawn = f'<div class="small">{small}</div>' if small else ""
     yield section("Over the steps", told, drawn)
 
 
-def _results(runs: Sequence[RunFacts]) -> str:
+def _results(runs: Sequence[RunFacts], named: Sequence[str]) -> str:
+    """The runs side by side; nothing for a single one."""
     rows = []
-    for run in runs:
+    for name, run in zip(named, runs, strict=True):
         before, after = run.evaluation("before"), run.evaluation("after")
         versus = (after or {}).get("versus")
         rows.append(
             (
-                run.id,
+                name if name == run.id else f"{name}\n{run.id}",
                 run.record.status,
                 run.state.get("step", 0),
                 "–" if before is None else with_error(before["mean"], before.get("se")),
@@ -132,46 +137,54 @@ def _results(runs: Sequence[RunFacts]) -> str:
                 duration(sum(wall(line) for line in run.steps)),
             )
         )
-    heads = ("run", "status", "steps", "before", "after", "paired gain", "tokens sampled", "time")
-    return table(heads, rows, range(2, 8))
+    heads = ("run", "status", "steps", "before", "after", "paired gain", "tokens", "time")
+    return table(heads, rows, range(2, 8)) if len(runs) > 1 else ""
 
 
-def _evaluations(runs: Sequence[RunFacts]) -> str:
+def _evaluations(runs: Sequence[RunFacts], named: Sequence[str]) -> str:
+    whose = [f"{name}: " if len(runs) > 1 else "" for name in named]
     rows = [
-        _evaluation(run, label, found, several=len(runs) > 1)
-        for run in runs
-        for label in ("before", "after", "eval", "rival")
-        if (found := run.evaluation(label)) is not None
+        _evaluation(name + label, found)
+        for name, run in zip(whose, runs, strict=True)
+        for label, found in _held(run)
     ]
-    rows += [_during(run, line, several=len(runs) > 1) for run in runs for line in run.evaluations]
+    rows += [
+        _during(name, line)
+        for name, run in zip(whose, runs, strict=True)
+        for line in run.evaluations
+    ]
     heads = (
         "evaluation",
         "games",
-        "return",
-        "95 % interval",
+        "return (95 %)",
         "passed",
         "unfinished",
         "invalid calls",
-        "against before, same games",
+        "gain, same games (95 %)",
         "won / tied / lost",
     )
-    return table(heads, rows, range(1, 9)) if rows else ""
+    return table(heads, rows, range(1, 8)) if rows else ""
 
 
-def _evaluation(
-    run: RunFacts, label: str, found: Mapping[str, Any], *, several: bool
-) -> tuple[str, ...]:
+def _held(run: RunFacts) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The evaluations of a run, by their moment; those of ``mtrl eval`` by their policy."""
+    for label in ("before", "after", "rival", "eval"):
+        if (found := run.evaluation(label)) is not None:
+            training = label in ("before", "after")
+            yield label if training else policy_name(str(found["policy"])), found
+
+
+def _evaluation(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:
     games, versus = found["games"], found.get("versus")
     gain, contest = "–", "–"
     if versus:
         gain = with_error(versus["mean"], versus.get("se"), sign=True)
-        gain = f"{gain} ({interval(versus.get('interval'))})"
+        gain += interval(versus.get("interval"))
         contest = f"{versus['wins']} / {versus['ties']} / {versus['losses']}"
     return (
-        f"{run.id} {label}" if several else label,
+        label,
         f"{games:,}",
-        with_error(found["mean"], found.get("se")),
-        interval(found.get("interval")),
+        with_error(found["mean"], found.get("se")) + interval(found.get("interval")),
         f"{found.get('passed', 0) / games:.1%}",
         f"{found.get('unfinished', 0):,}",
         f"{found.get('invalid_call_share', 0):.1%}",
@@ -180,30 +193,25 @@ def _evaluation(
     )
 
 
-def _during(run: RunFacts, line: Mapping[str, Any], *, several: bool) -> tuple[str, ...]:
+def _during(whose: str, line: Mapping[str, Any]) -> tuple[str, ...]:
     """An evaluation during training: what metrics.jsonl has of it."""
     gain = "–"
     if "eval/gain" in line:
         gain = with_error(line["eval/gain"], line.get("eval/gain_se"), sign=True)
-    label = f"{run.id} step {line['step']}" if several else f"step {line['step']}"
+    label = f"{whose}step {line['step']}"
     mean = with_error(line["eval/mean"], line.get("eval/se"))
     passed = f"{line['eval/pass_rate']:.1%}" if "eval/pass_rate" in line else "–"
-    return (label, "–", mean, "–", passed, "–", "–", gain, "–")
+    return (label, "–", mean, passed, "–", "–", gain, "–")
 
 
 def _differences(runs: Sequence[RunFacts]) -> str:
-    keys = sorted({key for run in runs for key in run.settings})
-    rows = [
-        (key, *(run.settings.get(key, "–") for run in runs))
-        for key in keys
-        if len({run.settings.get(key) for run in runs}) > 1
-    ]
+    rows = [(key, *(run.settings.get(key, "–") for run in runs)) for key in differing(runs)]
     return table(("key", *(run.id for run in runs)), rows) if rows else ""
 
 
-def _details(run: RunFacts, several: bool) -> str:
+def _details(run: RunFacts, name: str) -> str:
     """What is told of each run by itself."""
-    name = f"{run.id}: " if several else ""
+    name = f"{name}: " if name else ""
     shown, note = chosen_episodes(run)
     return "".join(
         [
@@ -253,9 +261,11 @@ def _times(run: RunFacts) -> str:
 def _groups(run: RunFacts) -> str:
     whole = sum(run.outcomes.values())
     ordered = sorted(run.outcomes.items(), key=lambda item: (-item[1], item[0]))
-    return (
-        bars([(how, n, (f"{n:,}", f"{n / whole:.0%}"), "") for how, n in ordered]) if whole else ""
-    )
+    rows = [
+        (words.outcome(how), n, (f"{n:,}", f"{n / whole:.0%}"), words.because(how))
+        for how, n in ordered
+    ]
+    return bars(rows) if whole else ""
 
 
 def _ledger(run: RunFacts) -> str:
@@ -339,7 +349,8 @@ def with_error(value: float, se: float | None, *, sign: bool = False) -> str:
 
 
 def interval(ends: Sequence[float] | None) -> str:
-    return "" if not ends else f"{ends[0]:z.3f} to {ends[1]:z.3f}".replace("-", "−")
+    """A 95 % interval on a line of its own; nothing where there is none."""
+    return "" if not ends else f"\n({ends[0]:z.3f} to {ends[1]:z.3f})".replace("-", "−")
 
 
 def duration(seconds: float) -> str:

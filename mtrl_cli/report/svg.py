@@ -35,6 +35,8 @@ class Chart:
     log: bool = False
     from_zero: bool = False
     large: bool = False
+    reach: Point | None = None
+    """First and last step of the axis, where they are not those of the series."""
 
 
 def number(value: float) -> str:
@@ -60,7 +62,7 @@ def draw(chart: Chart) -> str:
     width, height = (760, 300) if chart.large else (340, 170)
     right = 128 if chart.references else 14
     box = _Box(54, 12, width - right, height - 30)
-    xs = [x for line in series for x, _ in line.points]
+    xs = [*(chart.reach or ()), *(x for line in series for x, _ in line.points)]
     ys = list(_heights(series, chart))
     log = chart.log and max(ys) >= 10 * min(ys)  # within a decade a logarithm only hides the ticks
     scale = _Scale(box, min(xs), max(xs), min(ys), max(ys), log)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from mtrl_cli.report.facts import RunFacts
 
+LEAST = 0.05
+"""Seconds from which on a part is told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -23,19 +26,21 @@ def wall_shares(run: RunFacts) -> Sequence[Share]:
     ledger, voided steps included.
     """
     training = run.total("seconds_training")
-    calls = [
+    parts = [
+        Share("initial policy", run.total("seconds_reference"), "its logprobs, for the KL penalty"),
         Share("forward/backward", run.seconds("forward_backward"), "training calls"),
         Share("optimizer step", run.seconds("optim_step"), "training calls"),
         Share("publishing", run.seconds("publish"), "snapshots"),
         Share("saving states", run.seconds("save_state"), "for a resume"),
+        Share("trajectories", run.total("seconds_files"), "their files"),
     ]
-    inside = sum(share.seconds for share in calls)
+    inside = sum(share.seconds for share in parts)
     shares = [
         Share(
             "waiting for groups", run.total("seconds_sampling"), "sampling not hidden by training"
         ),
-        *calls,
-        Share("rest of the steps", max(training - inside, 0.0), "batches, audit, files"),
+        *parts,
+        Share("rest of the steps", max(training - inside, 0.0), _rest(run)),
     ]
     whole = _whole(run)
     if whole is not None and not run.rollbacks and len(run.state.get("resumed") or ()) == 0:
@@ -43,7 +48,13 @@ def wall_shares(run: RunFacts) -> Sequence[Share]:
         shares.append(
             Share("around the steps", max(whole - told, 0.0), "start-up, evaluation, shutdown")
         )
-    return [share for share in shares if share.seconds > 0]
+    return [share for share in shares if share.seconds >= LEAST]
+
+
+def _rest(run: RunFacts) -> str:
+    """What is not told apart; older runs did not measure as much."""
+    measured = any("seconds_files" in line for line in run.steps)
+    return "batches, audit, commits" if measured else "batches, initial policy, audit, files"
 
 
 def episode_shares(run: RunFacts) -> Sequence[Share]:

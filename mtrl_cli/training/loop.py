@@ -17,8 +17,8 @@ snapshot is kept.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import GroupAdmission
@@ -57,7 +57,7 @@ from mtrl_cli.training.totals import Totals
 
 
 class Stopwatch:
-    """Names the wall time between one lap and the next."""
+    """Names the wall time between one lap and the next, and that of parts of a lap."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
@@ -67,6 +67,12 @@ class Stopwatch:
         now = time.monotonic()
         self.laps[name] = now - self._since
         self._since = now
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.laps[name] = time.monotonic() - began
 
 
 class TrainingLoop:
@@ -122,7 +128,8 @@ class TrainingLoop:
 
                 kept = training_groups(groups, self._rules(policy))
                 self._check_alive(groups, kept)
-                penalty = await self._penalty(step, start.initial, kept)
+                with clock.part("seconds_reference"):
+                    penalty = await self._penalty(step, start.initial, kept)
                 batch = build_batch(kept, plan.advantage, penalty, plan.weighting)
 
                 figures = rollout_metrics(groups, kept, policy.step) | self._kl_figures(step, batch)
@@ -142,7 +149,9 @@ class TrainingLoop:
                     driver.close_admission()
                 driver.publish(policy)
                 state = await self._save_state(step, last=driver.exhausted)
-                digest = await self._write_trajectories(step, groups, recorded_of(kept, penalty))
+                with clock.part("seconds_files"):
+                    references = recorded_of(kept, penalty)
+                    digest = await self._write_trajectories(step, groups, references)
 
                 clock.lap("seconds_training")
                 figures |= clock.laps

@@ -98,14 +98,14 @@ def test_evaluations_with_their_paired_difference(tmp_path: Path) -> None:
     rows = report(tmp_path, RUN).rows("evaluation")
     assert rows[1][:3] == ["before", "10", "−0.500 ± 0.062"]
     assert rows[2][2] == "−0.250 ± 0.062"
-    assert rows[2][-2:] == ["+0.250 ± 0.125 (0.100 to 0.400)", "5 / 4 / 1"]
+    assert rows[2][-2:] == ["+0.250 ± 0.125(0.100 to 0.400)", "5 / 4 / 1"]  # on two lines
 
 
 def test_groups_calls_borrows_and_attempts(tmp_path: Path) -> None:
     make_run(tmp_path)
     page = report(tmp_path, RUN)
     assert page.row("trained")[1:3] == ["3", "75%"]
-    assert page.row("constant_reward")[1:3] == ["1", "25%"]
+    assert page.row("equal rewards")[1:3] == ["1", "25%"]
     # done, refused, unknown, open; 2.5 s and 1 s
     assert page.rows("call")[1] == ["forward_backward", "1", "0", "1", "0", "3.5 s"]
     assert page.row("sandbox") == ["sandbox", "1 quarantined"]
@@ -120,6 +120,58 @@ def test_where_time_went(tmp_path: Path) -> None:
     assert page.row("waiting for groups")[1:3] == ["6.0 s", "63%"]
     assert page.row("the policy's turns")[1:3] == ["500 ms", "67%"]
     assert page.row("its environment")[1:3] == ["250 ms", "33%"]
+
+
+def test_the_parts_of_a_step_are_told_apart(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    (path / "ledger.jsonl").write_text("")
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"seconds_reference": 0.25, "seconds_files": 0.5}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = report(tmp_path, RUN)
+    # Two steps that stand, with 1 s of training each.
+    assert page.row("initial policy")[1:3] == ["0.5 s", "6%"]
+    assert page.row("trajectories")[1:3] == ["1.0 s", "12%"]
+    assert page.row("rest of the steps")[1:3] == ["0.5 s", "6%"]
+
+
+def test_all_panels_have_the_steps_of_the_run(tmp_path: Path) -> None:
+    """Also that of a figure which ended before: the KL penalty of a schedule."""
+    path = make_run(tmp_path)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    steady = {"audit/ess": 1.0, "server/learning_rate": 1e-3}
+    for line in lines:
+        line |= {"kl": 0.1, "entropy": 0.5 / line["step"], **steady}
+    del lines[-1]["kl"]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = report(tmp_path, RUN).text
+    ticks = text.partition("KL to the initial policy")[2].partition("Entropy")[0]
+    assert ticks.removesuffix(RUN).endswith("12")  # the axis goes on to step 2
+    told = "The same in every step, and not drawn: "
+    assert told in text
+    assert "Learning rate 0.001; " in text.partition(told)[2]
+    assert "Effective sample size 1." in text.partition(told)[2]
+
+
+def test_runs_of_the_same_settings_are_called_by_their_ids(tmp_path: Path) -> None:
+    for run in (RUN, "20261129-120001-cafe"):
+        make_run(tmp_path, run=run)
+    page = report(tmp_path, "beef", "cafe")
+    assert [row[0] for row in page.rows("run", "status")[1:]] == [RUN, "20261129-120001-cafe"]
+    assert page.text.count("Settings that differ") == 0
+
+
+def test_evaluations_of_mtrl_eval_are_called_by_their_policies(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    found = {"mean": -0.5, "se": 0.0625, "games": 10}
+    told = {
+        "eval": {**found, "policy": "tinker://m/sampler_weights/r/a1/step-000150"},
+        "rival": {**found, "policy": "base://mtrl-tiny"},
+    }
+    make_run(tmp_path, run="20261129-120001-cafe", state={"evaluation": told})
+    rows = report(tmp_path, "cafe").rows("evaluation")
+    assert [row[0] for row in rows[1:]] == ["mtrl-tiny", "step-000150"]
 
 
 def test_trajectories_have_tokens_logprobs_and_advantages(tmp_path: Path) -> None:
@@ -167,7 +219,13 @@ def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
         ["seed", "0", "3"],
         ["train.learning_rate", "0.001", "0.5"],
     ]
-    assert [row[0] for row in page.rows("run", "status")[1:]] == [RUN, "20261129-120001-cafe"]
+    slow, fast = "seed=0, train.learning_rate=0.001", "seed=3, train.learning_rate=0.5"
+    named = [row[0] for row in page.rows("run", "status")[1:]]
+    assert named == [f"{slow}{RUN}", f"{fast}20261129-120001-cafe"]  # on two lines
+    assert [row[0] for row in page.rows("evaluation")[1:]] == [
+        f"{name}: {label}" for name in (slow, fast) for label in ("before", "after")
+    ]
+    assert f"{slow}: Time" in page.text
     lines = [a for tag, a in page.elements if tag == "polyline" and a["class"] == "line c1"]
     assert lines
 
