@@ -4,6 +4,7 @@ Without a key, and where ``WANDB_MODE`` says nothing, it is offline: a login wou
 the terminal.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +19,8 @@ class WeightsAndBiases:
     def __init__(self, run: RunInfo) -> None:
         import wandb
 
+        # Its log file lies in the run's folder; on a full disk each line would be a traceback.
+        logging.raiseExceptions = False
         self._wandb = wandb
         with self._left_if_it_fails():
             self._run = self._opened(run)

@@ -33,6 +33,7 @@ import pytest
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.tokens import TokenSequence
+from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import AdamSpec, Datum, LossSpec, ModelSpec
 from mtrl_cli.servers.twinkle.codec import forward_backward_body
 from mtrl_cli.servers.twinkle.errors import AdapterLost
@@ -60,7 +61,23 @@ SPEC = ModelSpec("mock-model", 8, 32.0, 0, LOSS, ADAM)
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving(tmp_path_factory.mktemp("twinkle")) as address:
+        asyncio.run(warmed(address))
         yield address
+
+
+async def warmed(url: str) -> None:
+    """The first request to a replica takes longer than a client waits, on a busy machine."""
+    for last in (False, False, False, False, True):
+        client = TwinkleService(TwinkleAddress.of(url, "first"), "mock-model")
+        try:
+            await client.connect()
+        except ServerError:
+            if last:
+                raise
+        else:
+            return
+        finally:
+            await client.close()
 
 
 def used(url: str) -> int:
