@@ -249,8 +249,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     told = "of SkyRL's settings, in sequences; 0: as many as there are"
-    parser.add_argument("--train-micro-batch-size", type=int, default=8, help=told)
-    parser.add_argument("--sample-max-num-sequences", type=int, default=64, help=told)
+    parser.add_argument("--train-micro-batch-size", type=int, default=64, help=told)
+    parser.add_argument("--sample-max-num-sequences", type=int, default=16, help=told)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     asked = parser.parse_args()
     names = ("train_micro_batch_size", "sample_max_num_sequences")
