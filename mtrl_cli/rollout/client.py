@@ -33,6 +33,7 @@ from mtrl_cli.rollout.group import FailureRule, Group, play_group
 from mtrl_cli.rollout.ports import Chat, EnvironmentFactory, HarnessFactory, Policy, Task
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.rollout.settle import finish, original
+from mtrl_cli.rollout.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class ClientMultiTurnRollout:
         self.resources = resources or RolloutResources(observer=observer)
         self._parts = Parts(policy, chat, task, envs, harnesses, self.resources, observer)
         self._rule = failure_rule or FailureRule()
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = Slots(concurrency)
         self._running: dict[asyncio.Task[Group], GroupAdmission] = {}
         self._batch: set[asyncio.Task[Group]] = set()
         """Groups of `run`, which its caller awaits and gets."""

@@ -19,6 +19,7 @@ from typing import Literal
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.episode import Parts, play
 from mtrl_cli.rollout.events import GroupFinished, GroupStarted
+from mtrl_cli.rollout.slots import Slots
 from mtrl_cli.rollout.trajectory import Trajectory
 
 
@@ -46,7 +47,7 @@ class Group:
 
 
 async def play_group(
-    admission: GroupAdmission, parts: Parts, slots: asyncio.Semaphore, rule: FailureRule
+    admission: GroupAdmission, parts: Parts, slots: Slots, rule: FailureRule
 ) -> Group:
     """Play all members, at most as many at once as ``slots`` has room for in all groups."""
     parts.observer(
@@ -74,7 +75,7 @@ async def _play_member(
     admission: GroupAdmission,
     member: int,
     parts: Parts,
-    slots: asyncio.Semaphore,
+    slots: Slots,
     rule: FailureRule,
 ) -> list[Trajectory]:
     """All attempts at one member; the last one counts."""
