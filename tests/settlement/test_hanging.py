@@ -142,7 +142,7 @@ def test_an_event_loop_that_the_environment_blocks(tmp_path: Path) -> None:
             since = interrupt(run, 3)
             assert run.code() == 130
         assert time.monotonic() - since < 5
-        assert "aborted: 1 groups in flight dropped; not returned: backend 1, env 2" in run.err
+        assert "aborted: 1 group in flight dropped; not returned: backend 1, env 2" in run.err
         assert "server_model 1 (model_1)" in run.err
         assert f"{scenery.folder.name}/ledger.jsonl names what may still live" in run.err
 
