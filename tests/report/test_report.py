@@ -151,7 +151,7 @@ def test_all_panels_have_the_steps_of_the_run(tmp_path: Path) -> None:
     told = "The same in every step, and not drawn: "
     assert told in text
     assert "Learning rate 0.001; " in text.partition(told)[2]
-    assert "Effective sample size 1." in text.partition(told)[2]
+    assert "Effective sample size 1; " in text.partition(told)[2]
 
 
 def test_runs_of_the_same_settings_are_called_by_their_ids(tmp_path: Path) -> None:
