@@ -11,14 +11,19 @@ import json
 import random
 import sys
 import time
+import tracemalloc
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 
 import pytest
 
 from benchmarks import http_turn
 from benchmarks.orchestration_mtrl import play
 from benchmarks.workload import GROUP, TEXTS, Workload, measured
+from mtrl_cli.local.__main__ import ASSETS
+from mtrl_cli.local.engine import Sampler, SampleSpec, Shape, Weights, load_base
 from mtrl_cli.rollout.ports import SampleRequest, SamplingParams
 from mtrl_cli.servers.tinker.codec import sample_body
 
@@ -68,24 +73,70 @@ def test_what_an_episode_costs_beside_its_turns() -> None:
     assert further < 120
 
 
+@pytest.mark.parametrize(("requests", "most"), [(1, 165), (64, 370)])
+def test_a_step_of_the_embedded_sampler_is_few_calls(requests: int, most: int) -> None:
+    """147 and 334 calls. Fails when what changes only with the company is made anew for every
+    token: the drawing rules, the numbers, the mask, a product a chunk (281 and 657)."""
+    sampler = _sampler(requests)
+    with _counted() as calls:
+        for _ in range(32):
+            sampler.step()
+    assert len(calls) / 32 < most
+
+
+def test_a_lone_request_holds_a_tail_of_its_own_only() -> None:
+    """0.6 MiB; 4.1 with a tail for every request that could come."""
+    _sampler(1)  # what is cached once
+    tracemalloc.start()
+    sampler = _sampler(1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sampler.active == 1
+    assert peak < 2**20
+
+
+def _sampler(requests: int) -> Sampler:
+    """One with so many requests of 50 tokens in flight, for 64 tokens each."""
+    shape, weights = _base()
+    sampler = Sampler(shape)
+    for seed in range(requests):
+        prompt = random.Random(seed).choices(range(shape.vocab), k=50)
+        sampler.submit(seed, "w", weights, SampleSpec(tuple(prompt), 64, seed=seed))
+    sampler.step()
+    return sampler
+
+
+@cache
+def _base() -> tuple[Shape, Weights]:
+    return load_base(ASSETS / "mtrl-tiny")
+
+
 def _calls(work: Workload) -> float:
-    """Function calls, Python's and C's, that an episode takes."""
-    calls = 0
+    """Function calls that an episode takes."""
+
+    async def counted() -> int:
+        with _counted() as calls:
+            await play(work)
+        return len(calls)
+
+    return asyncio.run(counted()) / work.episodes
+
+
+@contextmanager
+def _counted() -> Iterator[list[None]]:
+    """One entry for each function call, Python's and C's, within the block."""
+    calls: list[None] = []
 
     def seen(_frame: object, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
+        if event in ("call", "c_call"):
+            calls.append(None)
 
-    async def counted() -> None:
-        before = sys.getprofile()
-        sys.setprofile(seen)
-        try:
-            await play(work)
-        finally:
-            sys.setprofile(before)
-
-    asyncio.run(counted())
-    return calls / work.episodes
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
 
 
 def _cpu(work: Workload) -> float:
