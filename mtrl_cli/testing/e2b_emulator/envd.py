@@ -92,25 +92,21 @@ class Envd:
             await response.prepare(request)
             await response.write(frame({"event": {"start": {"pid": process.pid}}}))
             while True:
-                next_event = asyncio.ensure_future(events.get())
-                await asyncio.wait(
-                    {next_event, gone}, timeout=interval, return_when=asyncio.FIRST_COMPLETED
-                )
+                event = await _next_event(events, gone, interval)
                 if gone.done():
-                    next_event.cancel()
                     break_connection(request, reset=True)
                     return response
-                if not next_event.done():
-                    next_event.cancel()
+                if event is None:
                     await response.write(frame({"event": {"keepalive": {}}}))
                     continue
-                event = next_event.result()
                 if "data" in event and self._broken(sandbox, request):
                     return response
                 await response.write(frame({"event": event}))
                 if "end" in event:
                     await response.write(end_frame())
                     return response
+        except ConnectionError:
+            return response  # whoever listened has left, which ends no command
         finally:
             gone.cancel()
             process.leave(events)
@@ -158,6 +154,19 @@ class Envd:
 
 def _process(sandbox: Sandbox, message: Mapping[str, Any]) -> Process | None:
     return sandbox.processes.get(int(message["process"]["pid"]))
+
+
+async def _next_event(
+    events: "asyncio.Queue[dict[str, Any]]", gone: "asyncio.Future[Any]", seconds: float
+) -> dict[str, Any] | None:
+    """None where none comes in time, or before the sandbox is gone."""
+    event = asyncio.ensure_future(events.get())
+    try:
+        await asyncio.wait({event, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return event.result() if event.done() else None
+    finally:
+        event.cancel()
+        await asyncio.wait([event])
 
 
 async def _refused(request: web.Request, code: str, text: str) -> web.StreamResponse:
