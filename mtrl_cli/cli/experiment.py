@@ -20,7 +20,7 @@ from mtrl_cli.runs.places import check_runs_dir
 
 if TYPE_CHECKING:
     from mtrl_cli.cli.session import Output, Session, Work
-    from mtrl_cli.display.state import DisplayPlan
+    from mtrl_cli.display.plan import DisplayPlan
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def prepared(
 
 def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "DisplayPlan":
     """What is shown of a run; ``policies`` is how many an evaluation plays."""
-    from mtrl_cli.display.state import DisplayPlan
+    from mtrl_cli.display.plan import DisplayPlan
 
     return DisplayPlan(
         title=f"{asked.command} {experiment.name}",

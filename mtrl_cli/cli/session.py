@@ -14,9 +14,10 @@ from mtrl_cli.cli.live_file import LiveFile
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
 from mtrl_cli.display import lines
 from mtrl_cli.display.events import Failed
+from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.presenter import TICK, Presenter, presenter
 from mtrl_cli.display.snapshot import to_record
-from mtrl_cli.display.state import DisplayPlan, RunState, Stopping
+from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import failure
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.display.lines import evaluation_name, reasons
-from mtrl_cli.display.state import DisplayPlan, RunState
+from mtrl_cli.display.plan import DisplayPlan
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import kept, resuming, summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import clock, harmless, short_age

@@ -10,9 +10,10 @@ from types import FrameType
 from mtrl_cli.cli.live_file import read_live
 from mtrl_cli.cli.show import show_run
 from mtrl_cli.cli.signals import INTERRUPTED, give_cursor_back, suspend
+from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.presenter import Presenter, presenter
 from mtrl_cli.display.snapshot import restore
-from mtrl_cli.display.state import DisplayPlan, GroupView
+from mtrl_cli.display.state import GroupView
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.runs.registry import RunRecord, find_run, read_run

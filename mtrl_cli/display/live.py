@@ -21,7 +21,7 @@ from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.rollout.events import GroupFinished
-from mtrl_cli.training.events import Evaluated, Notice, StepFinished
+from mtrl_cli.training.events import Evaluated, FolderMade, Notice, StepFinished
 
 
 class LivePresenter:
@@ -71,6 +71,8 @@ class LivePresenter:
                 return
             group.outcome = event.outcome
             self._above.append(lines.group_line(group, now))
+        elif kind is FolderMade:
+            self._above.append(lines.beginning_line(cast("FolderMade", event)))
         elif kind is Evaluated:
             self._above.append(lines.evaluated_line(cast("Evaluated", event)))
         elif kind is Notice:

@@ -84,7 +84,7 @@ def group_table(
 
 
 def _names(state: RunState) -> str:
-    run = f"  run {harmless(state.run.run)[-4:]}" if state.run else ""
+    run = f"  run {harmless(state.folder)[-4:]}" if state.folder else ""
     policy = f"  policy {harmless(policy_name(state.policy), 24)}" if state.policy else ""
     return f"mtrl {harmless(state.plan.title)}{run}{policy}"
 
@@ -165,8 +165,8 @@ def _throughput_parts(state: RunState, now: float) -> Iterable[str]:
     yield from lines.stale(state.metrics)
     if state.failures:
         yield f"errors {state.failures / (state.failures + state.episodes):.1%}"
-    if retried := sum(group.retries for group in state.groups.values()):
-        yield f"retries {retried:,}"
+    if state.retries:
+        yield f"retries {state.retries:,}"
     borrowed = state.borrowed_by_kind()
     yield from (f"{name} {borrowed[kind]:,}" for kind, name in _LENT.items() if borrowed.get(kind))
 

@@ -7,7 +7,8 @@ from typing import Protocol, TextIO
 
 from mtrl_cli.display.lines import Redact
 from mtrl_cli.display.plain import PlainPresenter
-from mtrl_cli.display.state import DisplayPlan, RunState, Stopping
+from mtrl_cli.display.plan import DisplayPlan
+from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.terminal import Screen, abilities
 
 TICK = 0.25

@@ -24,6 +24,7 @@ def to_record(state: RunState, now: float) -> dict[str, Any]:
         "episodes": state.episodes,
         "episodes_per_minute": state.episodes_per_minute(now),
         "failures": state.failures,
+        "reissued": state.reissued,
         "borrowed": dict(state.borrowed_by_kind()),
         "groups": [_group(group, now) for group in list(state.groups.values())[:MOST_GROUPS]],
         "evaluation": None if evaluation is None else asdict(evaluation),
@@ -44,7 +45,7 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
     state.phase = str(record["phase"])
     state.phase_since = now - float(record["phase_seconds"])
     state.tokens, state.episodes = int(record["tokens"]), int(record["episodes"])
-    state.failures = int(record["failures"])
+    state.failures, state.reissued = int(record["failures"]), int(record["reissued"])
     state.told_rates = (
         float(record["tokens_per_second"]),
         float(record["episodes_per_minute"]),

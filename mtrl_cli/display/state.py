@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.rollout.events import (
     BorrowChanged,
     GroupFinished,
@@ -19,6 +20,7 @@ from mtrl_cli.rollout.events import (
     TurnSampled,
 )
 from mtrl_cli.training.events import (
+    CallsReissued,
     Evaluated,
     EvaluationProgress,
     FolderMade,
@@ -38,37 +40,8 @@ NAMED = 20
 ENDED_KEPT = 4096
 """Ends of episodes that are kept to count a rate with."""
 
-FEW_GROUPS = 8
-"""Groups of a step, up to which each one is told when it has ended."""
-
 ETA_STEPS = 20
 """Steps whose mean duration predicts the rest."""
-
-
-@dataclass(frozen=True)
-class DisplayPlan:
-    """What is known before a run begins."""
-
-    title: str
-    games: int = 0
-    games_during: int = 0
-    concurrency: int = 0
-    drain_timeout: float = 60.0
-    keep_groups: bool = False
-    """Keep finished groups for a table at the end (``mtrl rollout``)."""
-    total_groups: int | None = None
-    """Groups that will be played, where that is all that happens (``mtrl rollout``)."""
-    policies: int = 0
-    """Policies that play the games, where that is all that happens (``mtrl eval``)."""
-    watched: bool = False
-    """Another process carries the run out (``mtrl watch``)."""
-    groups_per_step: int = 0
-    """Groups that a training step consumes; 0 where there are no steps."""
-
-    def tells(self, outcome: str) -> bool:
-        """Whether a group that ended so is worth a line of its own. Where a step has many groups,
-        the step's line stands for those that are complete."""
-        return outcome != "complete" or self.groups_per_step <= FEW_GROUPS
 
 
 @dataclass(slots=True)
@@ -165,6 +138,8 @@ class RunState:
         self.tokens = 0
         self.episodes = 0
         self.failures = 0
+        self.reissued = 0
+        """Calls to the server that were made again."""
         self.groups: dict[int, GroupView] = {}
         self.finished_groups: list[GroupView] = []
         self.evaluation: EvaluationView | None = None
@@ -186,6 +161,7 @@ class RunState:
             MemberFinished: self._member_finished,
             GroupFinished: self._group_finished,
             BorrowChanged: self._borrow_changed,
+            CallsReissued: self._calls_reissued,
             FolderMade: self._folder_made,
             RunStarted: self._run_started,
             PhaseStarted: self._phase_started,
@@ -240,6 +216,11 @@ class RunState:
             return None
         last, before = self.rewards[-steps:], self.rewards[-2 * steps : -steps]
         return sum(last) / steps - sum(before) / steps
+
+    @property
+    def retries(self) -> int:
+        """What was tried again: episodes of the groups in flight, and calls to the server."""
+        return self.reissued + sum(group.retries for group in self.groups.values())
 
     @property
     def busy(self) -> int:
@@ -325,6 +306,9 @@ class RunState:
             self.borrowed.pop(event.key, None)
         else:
             self.borrowed[event.key] = (event.kind, event.id)
+
+    def _calls_reissued(self, event: CallsReissued, now: float) -> None:
+        self.reissued = event.calls
 
     def _folder_made(self, event: FolderMade, now: float) -> None:
         self.folder = event.folder

@@ -40,7 +40,7 @@ import random
 import re
 import time
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
@@ -267,11 +267,18 @@ def parse_retry_after(value: str | None) -> float | None:
 
 
 class Budget:
-    """What one logical call may spend on trying: a deadline and a number of attempts."""
+    """What one logical call may spend on trying: a deadline and a number of attempts.
 
-    def __init__(self, seconds: float, attempts: int) -> None:
+    Args:
+        again: called before each attempt but the first one.
+    """
+
+    def __init__(
+        self, seconds: float, attempts: int, again: Callable[[], None] = lambda: None
+    ) -> None:
         self.deadline = time.monotonic() + seconds
         self._attempts = attempts
+        self._again = again
         self._failures = 0
 
     @property
@@ -285,7 +292,10 @@ class Budget:
         if self._failures >= self._attempts:
             return None
         wait = backoff(self._failures - 1, retry_after)
-        return wait if wait < self.left else None
+        if wait >= self.left:
+            return None
+        self._again()
+        return wait
 
 
 def backoff(failures: int, retry_after: float | None = None) -> float:

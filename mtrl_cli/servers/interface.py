@@ -161,6 +161,12 @@ class TrainingService(Protocol):
         ...
 
     @property
+    def reissued(self) -> int:
+        """Calls made again so far, after a failure that let them be: turns, logprobs, training
+        calls."""
+        ...
+
+    @property
     def gone(self) -> str | None:
         """How the server ended, and all it held in memory with it; None while nothing is known of
         an end."""

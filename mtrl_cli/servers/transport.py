@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 from mtrl_cli.servers.address import Address as Address
 from mtrl_cli.servers.address import no_cookies, proxy_for, unfollowed
+from mtrl_cli.servers.errors import Budget, Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.errors import NoReply as NoReply
-from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.keys import HEADER, Keys
 from mtrl_cli.servers.unpacking import gathered, unpacked
 
@@ -87,11 +87,20 @@ class Transport:
         self.keys = Keys(address.api_key)
         self.gone = gone
         self.limiter = Limiter()
+        self.reissued = 0
+        """Calls made again, of all that drew on a `budget`."""
         self._connections = connections
         self._heads: dict[_Key, bytes] = {}
         self._pool: Pool | None = None
         self._client: httpx.AsyncClient | None = None
         self._proxied: httpx.AsyncClient | None = None
+
+    def budget(self, seconds: float, attempts: int) -> Budget:
+        """The budget of one logical call; what is made again under it is counted."""
+        return Budget(seconds, attempts, self._count_again)
+
+    def _count_again(self) -> None:
+        self.reissued += 1
 
     async def open(self) -> None:
         import aiohttp

@@ -35,6 +35,13 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class CallsReissued:
+    """``calls`` to the server were made again, since the attempt began."""
+
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseStarted:
     """``start-up``, ``evaluation``, ``sampling``, ``training``, ``publishing``, ``shutdown``."""
 

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from mtrl_cli.assembly import Parts, assemble, notices
@@ -29,9 +30,11 @@ from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.takeover import ANEW, beginning
+from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
 from mtrl_cli.training.events import (
+    CallsReissued,
     Evaluated,
     FolderMade,
     Notice,
@@ -89,6 +92,8 @@ class Frame:
         self.outcome = Outcome()
         self.behind = 0
         """Steps that earlier attempts have committed."""
+        self._reissued = 0
+        """Calls to the server that were made again, as far as it was told."""
         self._begun = False
         """The parts are there and the work runs; before that a drain has nothing to wait for."""
 
@@ -149,13 +154,17 @@ class Frame:
             resources=self.resources,
             concurrency=self.experiment.run.concurrency,
             failure_rule=self.plan.failure_rule,
-            observer=self._played,
+            observer=partial(self._played, parts.service),
         )
 
-    def _played(self, event: object) -> None:
+    def _played(self, service: TrainingService, event: object) -> None:
         """What the rollout tells; the log keeps the tracebacks of the task's own code."""
-        if isinstance(event, MemberFinished) and event.trace is not None:
-            self.folder.log(event.trace)
+        if isinstance(event, MemberFinished):
+            if event.trace is not None:
+                self.folder.log(event.trace)
+            if service.reissued != self._reissued:
+                self._reissued = service.reissued
+                self.observer(CallsReissued(self._reissued))
         self.observer(event)
 
     async def evaluate(

@@ -11,8 +11,9 @@ import pytest
 from mtrl_cli.display.live import LivePresenter
 from mtrl_cli.display.panels import sparkline
 from mtrl_cli.display.plain import PlainPresenter
+from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.snapshot import restore, to_record
-from mtrl_cli.display.state import DisplayPlan, RunState, Stopping
+from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.rollout.events import (
@@ -23,6 +24,7 @@ from mtrl_cli.rollout.events import (
     TurnSampled,
 )
 from mtrl_cli.training.events import (
+    CallsReissued,
     Comparison,
     Evaluated,
     FolderMade,
@@ -318,6 +320,7 @@ def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
         watched.frame()
     watched.see(
         MemberFinished(1, 0, "env_failure", None, 0, 0, 0, "sandbox gone"),
+        CallsReissued(2),
         BorrowChanged("a", "sandbox", "held"),
         BorrowChanged("b", "server_model", "held"),
     )
@@ -328,7 +331,7 @@ def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
     assert head[4].startswith("busy 22/64  gen 200 tok/s  traj 120/min  tokens 200  stale 0.4/1")
     wide = width == 140
     assert ("loss -0.0041" in head[3]) == wide
-    assert ("errors 33.3%  retries 1  sandboxes 1" in head[4]) == wide
+    assert ("errors 33.3%  retries 3  sandboxes 1" in head[4]) == wide
     assert "server_model" not in head[4]
     assert all(len(line) <= width for line in head)
     assert not any(line.endswith("…") for line in head)
@@ -349,6 +352,7 @@ def test_the_moment_can_be_told_to_another_process() -> None:
     told, heard = begun(Watched(140)), Watched(140)
     told.see(
         MemberFinished(1, 0, "env_failure", None, 0, 0, 0, "sandbox gone"),
+        CallsReissued(2),
         BorrowChanged("a", "sandbox", "held"),
     )
     told.clock.now += 9
@@ -425,6 +429,11 @@ def test_where_a_run_is_and_where_it_goes_on_is_said_before_anything_starts() ->
     watched.see(FolderMade(RUN, FOLDER))
     told = f"12:17:40 INFO  run {RUN} in {FOLDER}"
     assert watched.text == f"{told}; starting server and environments\n"
+    live = Watched(80)
+    live.see(FolderMade(RUN, FOLDER, attempt=2, step=4))
+    frame = live.frame()
+    assert frame[0] == f"run {RUN} in {FOLDER}: attempt 2 goes on after step 4"
+    assert frame[1].startswith("mtrl train blackjack  run a7aa")
     again = Watched(None)
     again.see(FolderMade(RUN, FOLDER, attempt=2, step=4))
     assert again.text.startswith(f"{told}: attempt 2 goes on after step 4; starting")

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from mtrl_cli.display.state import DisplayPlan, RunState
+from mtrl_cli.display.plan import DisplayPlan
+from mtrl_cli.display.state import RunState
 from mtrl_cli.rollout.events import (
     BorrowChanged,
     GroupFinished,

@@ -256,7 +256,7 @@ async def test_sampling_goes_again_and_is_counted(connect, fault):
         server.faults.add("asample", AGAIN[fault], times=2)
         sample = await client.sample(turn(await client.base_policy()))
         assert sample.tokens == [2]
-        assert client.counts.sample_reissues == 2
+        assert client.reissued == 2
         assert len(server.requests("asample")) == 3
 
 

@@ -15,6 +15,7 @@ from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.ledger import read_ledger
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+from mtrl_cli.training.events import CallsReissued
 from tests.training.runs import lines, train_on, trajectories
 
 TOKENIZER = load_tokenizer("mtrl-tiny")
@@ -160,3 +161,17 @@ async def test_an_empty_batch_sends_nothing_and_the_cursor_advances(tmp_path: Pa
     assert [list(commit["groups"]) for commit in commits] == [[], ["0"], ["1"], ["2"]]
     assert {outcome for c in commits for outcome in c["groups"].values()} == {"constant_reward"}
     assert run.skipped == {"constant_reward": 3}
+
+
+async def test_calls_that_were_made_again_are_told(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def observe(event: object) -> None:
+        if isinstance(event, CallsReissued):
+            told.append(event.calls)
+
+    async with ScriptedPolicyServer(sampler=Player()) as server:
+        server.faults.add("asample", faults.status(503), times=2)
+        await train_on(server.url, tmp_path, "train.steps=1", observer=observe)
+    assert told[-1] == 2
+    assert told == sorted(told)

@@ -38,15 +38,11 @@ class Counts:
     """What a client did; read by the run's report."""
 
     samples: int = 0
-    sample_reissues: int = 0
-    """Sampling attempts made again."""
     polls: int = 0
     cancels: int = 0
     """Sampling requests that the server was told to stop."""
     training_resends: int = 0
     """Training calls sent again with the same bytes, to a server known to dedupe them."""
-    training_retries: int = 0
-    """Training calls sent again after a sure refusal."""
 
 
 @dataclass(slots=True)
@@ -116,7 +112,7 @@ class Sampling:
         self, request: SampleRequest, *, prompt_logprobs: bool = False
     ) -> Result | Verdict:
         """The finished ``asample``'s result, or the verdict that ended its budget."""
-        budget = Budget(self._seconds, _ATTEMPTS)
+        budget = self._transport.budget(self._seconds, _ATTEMPTS)
         while True:
             try:
                 return await self._attempt(request, prompt_logprobs, budget)
@@ -127,7 +123,6 @@ class Sampling:
             pause = budget.pause(verdict.retry_after)
             if pause is None:
                 return verdict
-            self._counts.sample_reissues += 1
             await asyncio.sleep(pause)
 
     async def _attempt(

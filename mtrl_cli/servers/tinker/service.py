@@ -120,6 +120,10 @@ class TinkerService:
         return self._session
 
     @property
+    def reissued(self) -> int:
+        return self._transport.reissued
+
+    @property
     def gone(self) -> str | None:
         return self._transport.gone()
 

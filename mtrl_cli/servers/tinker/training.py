@@ -90,7 +90,7 @@ class Training:
     # Sending.
 
     async def _submit(self, call: Call[Any]) -> str:
-        budget = Budget(self._seconds, _ATTEMPTS)
+        budget = self._transport.budget(self._seconds, _ATTEMPTS)
         lost: str | None = None
         unread: Verdict | None = None
         while True:
@@ -116,10 +116,7 @@ class Training:
                 if lost is not None:
                     raise self._unknown(call, lost)
                 raise self._refused(call, answer)
-            if lost is None:
-                self._counts.training_retries += 1
-            else:
-                self._counts.training_resends += 1
+            self._counts.training_resends += lost is not None
             await asyncio.sleep(pause)
 
     def _may_resend(self, call: Call[Any]) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from mtrl_cli.rollout.ports import Sample, SampleRequest
-from mtrl_cli.servers.errors import Budget, Verdict
+from mtrl_cli.servers.errors import Verdict
 from mtrl_cli.servers.tinker.codec import MalformedReply, parse_aside
 from mtrl_cli.servers.transport import NoReply, Transport
 from mtrl_cli.servers.twinkle.codec import sample_body, samples_of
@@ -36,8 +36,6 @@ class SampleCounts:
 
     calls: int = 0
     samples: int = 0
-    sample_reissues: int = 0
-    """Calls made again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +151,7 @@ class Batcher:
         batch = [turn for turn in batch if not turn.answer.done()]
         if not batch:
             return
-        budget = Budget(self._seconds, _ATTEMPTS)
+        budget = self._transport.budget(self._seconds, _ATTEMPTS)
         unclear = 0
         while isinstance(answer := await self._call(batch, budget.left), Verdict):
             unclear += answer.outcome == "unknown" and answer.status is not None
@@ -167,7 +165,6 @@ class Batcher:
                 for turn in batch:
                     turn.settle(answer)
                 return
-            self.counts.sample_reissues += 1
             await asyncio.sleep(pause)
         for turn, sample in zip(batch, answer, strict=True):
             turn.settle(sample)

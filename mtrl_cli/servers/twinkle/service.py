@@ -135,6 +135,10 @@ class TwinkleService:
         return self._session
 
     @property
+    def reissued(self) -> int:
+        return self._transport.reissued
+
+    @property
     def gone(self) -> str | None:
         return None
 

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mtrl_cli.servers.address import Address
-from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
+from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Unknown, Verdict
 from mtrl_cli.servers.tinker.codec import MalformedReply, parse_aside
 from mtrl_cli.servers.transport import NoReply, Transport
 from mtrl_cli.servers.twinkle.errors import AdapterLost, judge, says_adapter_lost
@@ -102,8 +102,6 @@ class Sender:
     def __init__(self, transport: Transport, seconds: float) -> None:
         self._transport = transport
         self._seconds = seconds
-        self.retries = 0
-        """Requests sent again after a sure refusal."""
 
     async def post(
         self,
@@ -127,7 +125,7 @@ class Sender:
             Unknown: it may have been executed.
         """
         headers = routing_headers(session_of(model), session_of(model))
-        budget = Budget(self._seconds if seconds is None else seconds, _ATTEMPTS)
+        budget = self._transport.budget(self._seconds if seconds is None else seconds, _ATTEMPTS)
         while True:
             answer = await self._send(path, body, headers, budget.left)
             if not isinstance(answer, Verdict):
@@ -137,7 +135,6 @@ class Sender:
                 pause = budget.pause(answer.retry_after)
             if pause is None:
                 raise self._failure(kind, model, answer)
-            self.retries += 1
             await asyncio.sleep(pause)
 
     async def _send(

@@ -1,0 +1,32 @@
+"""What a screen knows of a run before it begins."""
+
+from dataclasses import dataclass
+
+FEW_GROUPS = 8
+"""Groups of a step, up to which each one is told when it has ended."""
+
+
+@dataclass(frozen=True)
+class DisplayPlan:
+    """What is known before a run begins."""
+
+    title: str
+    games: int = 0
+    games_during: int = 0
+    concurrency: int = 0
+    drain_timeout: float = 60.0
+    keep_groups: bool = False
+    """Keep finished groups for a table at the end (``mtrl rollout``)."""
+    total_groups: int | None = None
+    """Groups that will be played, where that is all that happens (``mtrl rollout``)."""
+    policies: int = 0
+    """Policies that play the games, where that is all that happens (``mtrl eval``)."""
+    watched: bool = False
+    """Another process carries the run out (``mtrl watch``)."""
+    groups_per_step: int = 0
+    """Groups that a training step consumes; 0 where there are no steps."""
+
+    def tells(self, outcome: str) -> bool:
+        """Whether a group that ended so is worth a line of its own. Where a step has many groups,
+        the step's line stands for those that are complete."""
+        return outcome != "complete" or self.groups_per_step <= FEW_GROUPS
