@@ -8,7 +8,7 @@ the ledger hears of each borrow before it is made.
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from mtrl_cli.envs.seeds import seed_notice
 from mtrl_cli.envs.tools import offered_tools, takes_tools
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.light_import import light_packages
+from mtrl_cli.rollout.borrow import Holding
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
     Chat,
@@ -159,10 +160,21 @@ async def lent_service(
     """
     async with AsyncExitStack() as borrowed:
         if embedded is not None:
+            borrowed.callback(_gone_with_it, resources)
             await _borrow(borrowed, resources, _process(embedded, "server_process"))
         service = service_for(server, embedded)
         await _borrow(borrowed, resources, _connection(service))
         yield service
+
+
+def _gone_with_it(resources: RolloutResources) -> None:
+    """What the embedded server did not give back has ended with it, where it has ended itself."""
+    if "server_process" in resources.counts():
+        return
+    for borrow in resources.quarantined:
+        if borrow.kind == "server_model":
+            with suppress(OSError):  # a full disk: `mtrl cancel` will find the same
+                resources.change(borrow, Holding.RELEASED)
 
 
 async def listed_tools(
