@@ -253,9 +253,11 @@ def main() -> None:
     parser.add_argument("--sample-max-num-sequences", type=int, default=16, help=told)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     asked = parser.parse_args()
+    if not (python := interpreter("skyrl4")).is_file():
+        parser.error(f"no SkyRL at {python}: see the docstring of tests/peers/test_skyrl.py")
     names = ("train_micro_batch_size", "sample_max_num_sequences")
     backend = {name: getattr(asked, name) for name in names}
-    own, peer = asyncio.run(compare(str(interpreter("skyrl4")), asked.rounds, backend))
+    own, peer = asyncio.run(compare(str(python), asked.rounds, backend))
     write(asked.json, "embedded_skyrl", table(own, peer))
 
 

@@ -48,6 +48,7 @@ CANNOT: Mapping[str, str] = {
     "python -m benchmarks.orchestration --json orchestration.json": _MINUTES,
     "python -m benchmarks.http_turn --turns 2000 --rounds 3 --json http_turn.json": _MINUTES,
     "python -m benchmarks.embedded --json embedded.json": _MINUTES,
+    "python -m benchmarks.embedded_skyrl --json embedded_skyrl.json": _MINUTES,
     "python -m benchmarks.endurance --path embedded": _MINUTES,
     "python -m benchmarks.endurance --path e2b": _MINUTES,
     "python -m benchmarks.startup --json startup.json": _MINUTES,
