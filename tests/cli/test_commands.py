@@ -115,7 +115,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     done = mtrl("train", "--debug", "group.size=x", cwd=tmp_path)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
-    assert "error: group.size: Value 'x'" in done.stderr
+    assert "error: group.size is a whole number, not 'x'" in done.stderr
 
 
 @pytest.mark.parametrize(
