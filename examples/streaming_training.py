@@ -63,7 +63,7 @@ async def publish(opened: Run, operations: Operations, step: int) -> PolicySnaps
 async def main(overrides: list[str]) -> None:
     async with open_run(compose("blackjack", overrides), "train") as opened:
         folder, parts = opened.folder, opened.parts
-        operations = Operations(parts.service, folder.ledger, folder.attempt, parts.vocab)
+        operations = Operations(parts.service, folder.ledger, folder.attempt, parts.chat.vocabulary)
         async with opened.resources.scope("model") as scope:
             await scope.borrow(operations.server_model(opened.plan.model))
             await train(opened, operations)
