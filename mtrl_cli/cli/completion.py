@@ -30,9 +30,9 @@ def complete_run(incomplete: str) -> list[str]:
 
 def complete_format(incomplete: str) -> list[str]:
     """What ``mtrl export --format`` takes."""
-    from mtrl_cli.export.writers import FORMATS
+    from mtrl_cli.export import FORMATS
 
-    return [form for form in (*FORMATS, "transferqueue") if form.startswith(incomplete)]
+    return [form for form in FORMATS if form.startswith(incomplete)]
 
 
 def _offers(word: str) -> Iterator[str]:

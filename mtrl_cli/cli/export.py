@@ -22,11 +22,11 @@ def export_run(asked: str, form: str, step: int | None, out: Path | None, runs: 
         UsageError: the format, the step or the path cannot be had.
         MtrlError: the run's folder is damaged.
     """
-    from mtrl_cli.export.writers import FORMATS, export
+    from mtrl_cli.export import FILES, FORMATS
+    from mtrl_cli.export.writers import export
 
-    if form not in FORMATS:
-        known = ", ".join((*FORMATS, "transferqueue"))
-        raise UsageError(f"--format {form}: no such format; write one of {known}")
+    if form not in FILES:
+        raise UsageError(f"--format {form}: no such format; write one of {', '.join(FORMATS)}")
     run, commits, plan = _chosen(asked, step, runs)
     ending = "parquet" if form == "parquet" else "jsonl"
     name = f"{run.id}{'' if step is None else f'-step-{step}'}"

@@ -18,7 +18,6 @@ from mtrl_cli.servers.tinker.codec import datum_json
 from mtrl_cli.training.batch import build_batch
 from mtrl_cli.training.plan import TrainingPlan
 
-FORMATS = ("jsonl", "parquet", "tinker")
 _WITHOUT_KL = (
     "the advantages of some steps lack the KL term of train.kl: an earlier version of mtrl did not"
     " record its reference logprobs"
