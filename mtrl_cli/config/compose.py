@@ -30,7 +30,7 @@ from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.keys import nearest, schema_keys
 from mtrl_cli.config.locate import locate
 from mtrl_cli.config.overrides import CheckedOverride, check_all, split_conf
-from mtrl_cli.config.refusals import all_refused
+from mtrl_cli.config.refusals import all_refused, wrong_value
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
     Redactor,
@@ -253,14 +253,18 @@ def _typed(
 ) -> Composed:
     """Merge into the schema, which refuses unknown keys and wrong types."""
     draft = Composed(asked, file, DictConfig({}), choices, overrides, dirs)
-    for section, value in container.items():
-        if schema_keys().get(section) == "section" and not isinstance(value, dict):
+    for key, value in _nodes(container):
+        if (kind := schema_keys().get(key)) == "section" and not isinstance(value, dict):
             raise ConfigError(
-                f"{section} is a section, not one value: {value!r}",
-                at=draft.origin(section),
-                hint=f"write its keys below it, or choose an option in the defaults list: "
-                f"`- override {section}: NAME`",
+                f"{key} is a section, not one value: {value!r:.60}",
+                at=draft.origin(key),
+                hint="write its keys below it"
+                if "." in key
+                else f"write its keys below it, or choose an option in the defaults list: "
+                f"`- override {key}: NAME`",
             )
+        if kind == "open" and isinstance(value, list):  # OmegaConf would not say which key it is
+            raise wrong_value(key, value, draft.origin(key))
     for key, value, _ in leaves(container):
         if isinstance(value, int) and abs(value) >= _BEYOND:  # also for OmegaConf, where it ends
             raise ConfigError(f"{key}: a number far beyond every bound", at=draft.origin(key))
@@ -274,6 +278,14 @@ def _typed(
         raise all_refused(error, container, draft.origin, _merged) from error
     assert isinstance(config, DictConfig)
     return Composed(asked, file, config, choices, overrides, dirs)
+
+
+def _nodes(container: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key, dotted, with what stands there; a section before its keys."""
+    for key, value in container.items():
+        yield f"{above}{key}", value
+        if isinstance(value, dict):
+            yield from _nodes(value, f"{above}{key}.")
 
 
 def _merged(container: dict[str, Any]) -> Any:

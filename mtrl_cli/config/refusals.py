@@ -14,6 +14,9 @@ from mtrl_cli.config.keys import nearest_key
 from mtrl_cli.config.secrets import is_secret
 from mtrl_cli.config.wording import wrong_type
 
+_LONGEST = 200
+"""Characters of a reason."""
+
 Origin = Callable[[str], str]
 """What set a key: the override, or the file."""
 
@@ -28,13 +31,23 @@ def schema_error(
         near = nearest_key(key)
         hint = f"did you mean {near}?" if near else "see docs/configuration.md for all keys"
         return ConfigError(f"unknown key {key!r}", at=at, hint=hint)
+    value = _written(container, key)
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    return wrong_value(key, value, at, first)
+
+
+def wrong_value(key: str, value: Any, at: str, reason: str = "cannot be this") -> ConfigError:
+    """``value`` is not of the key's type; ``reason`` is told where there are no words for that."""
     if is_secret(key):
         return ConfigError(f"{key}: not a value of this key's type", at=at)
-    value = _written(container, key)
     interpolated = isinstance(value, str) and "${" in value
     told = None if interpolated else wrong_type(key, value)
-    first = next(iter(str(error).splitlines()), type(error).__name__)
-    return ConfigError(told or f"{key}: {first}", at=at)
+    return ConfigError(told or f"{key}: {_shortened(reason)}", at=at)
+
+
+def _shortened(text: str) -> str:
+    """Without the middle, where OmegaConf quotes a whole section."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 def all_refused(

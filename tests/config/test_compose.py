@@ -239,6 +239,16 @@ def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:
         ("defaults: [confg, _self_]", "no file 'confg' to build on", "exp.yaml"),
         ("defaults: [exp, _self_]", "its defaults lead back to itself", "exp.yaml"),
         ("server: local", "server is a section, not one value: 'local'", "exp.yaml"),
+        (
+            "defaults: [config, _self_]\nenv: {e2b: [1]}",
+            "env.e2b is a section, not one value: [1]",
+            "exp.yaml",
+        ),
+        (
+            "defaults: [config, _self_]\nenv: {params: [1]}",
+            "env.params is a mapping ({KEY: VALUE}), not [1]",
+            "exp.yaml",
+        ),
         ("name: ${", "cannot read the file: no viable alternative at input '${'", "exp.yaml"),
         (
             "defaults: 3",
@@ -252,6 +262,14 @@ def test_a_wrong_file_is_named(write: Write, text: str, message: str, at: str) -
     write("exp.yaml", text)
     error = refused("conf=exp.yaml")
     assert (error.message, error.at) == (message, at)
+
+
+def test_a_section_that_stands_for_a_value_is_not_quoted_whole() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("env.step_timeout=${train}")
+    assert caught.value.message.startswith("env.step_timeout: While dereferencing interpolation")
+    assert caught.value.message.endswith("could not be converted to Float")
+    assert len(caught.value.message) < 250
 
 
 def test_a_wrong_file_of_a_group_is_named(write: Write) -> None:
