@@ -16,7 +16,7 @@ from mtrl_cli.runs.verify.check import verify
 from mtrl_cli.runs.verify.report import Finding, Report
 from mtrl_cli.testing.counted_world import FOLDER_VARIABLE, CountedWorld
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.events import StepFinished
+from mtrl_cli.training.events import PhaseStarted, StepFinished
 from mtrl_cli.training.play import play
 from mtrl_cli.training.retelling import retelling_of
 from mtrl_cli.training.run import resume, train
@@ -55,11 +55,13 @@ def attempt(
     *overrides: str,
     run: Path | None = None,
     stop: tuple[Stage, int] | None = None,
+    before: str | None = None,
     fails: bool = False,
 ) -> Path:
     """Train a new run, or go on with ``run``; its folder.
 
-    ``stop``: how it is stopped, after which step. ``fails``: it must end in an error.
+    ``stop``: how it is stopped, after which step, or ``before`` which phase of the next policy.
+    ``fails``: it must end in an error.
     """
     CountedWorld(parent.parent / "world")
     made, yaml = experiment(
@@ -70,8 +72,13 @@ def attempt(
         request = StopRequest()
 
         def observe(event: object) -> None:
-            if stop is not None and isinstance(event, StepFinished) and event.step == stop[1]:
+            if stop is not None and at(event, stop[1]):
                 request.request(stop[0])
+
+        def at(event: object, step: int) -> bool:
+            if before is None:
+                return isinstance(event, StepFinished) and event.step == step
+            return isinstance(event, PhaseStarted) and (event.phase, event.step) == (before, step)
 
         if run is None:
             await train(made, yaml, observer=observe, stop=request)

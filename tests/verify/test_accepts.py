@@ -63,6 +63,18 @@ def test_a_run_with_lag_that_was_drained_and_one_that_was_stopped(tmp_path: Path
         assert sorted(groups) == list(range(16))
 
 
+def test_a_run_that_was_stopped_between_an_optimizer_step_and_its_commit(tmp_path: Path) -> None:
+    with ScriptedPolicyServer(sampler=Player()) as server:
+        runs = tmp_path / "runs"
+        run = attempt(server, runs, stop=(Stage.STOP, 2), before="publishing")
+        calls = lines(run, "ledger.jsonl")
+        stepped = [c for c in calls if "optim_step" in c["key"] and c["state"] == "done"]
+        committed = [c["step"] for c in lines(run, "commits.jsonl")]
+        assert (len(stepped), committed) == (2, [0, 1])
+        assert findings(run) == []
+        assert findings(attempt(server, runs, run=run)) == []
+
+
 def test_a_run_whose_batches_are_empty(tmp_path: Path) -> None:
     """No reward differs, so nothing is trained and no policy is published but the first."""
     with ScriptedPolicyServer(sampler=lambda tokens, seed: ([2], [-0.5])) as server:

@@ -81,7 +81,7 @@ def _check_training(
         admissions.check_tasks(admitted, "train", declared.seed, retelling, report)
     if run.status in _ENDED:
         admissions.open_admissions(admitted, run.attempt, report)
-    ledger.check_rests(entries, history, ended=ended, report=report)
+    ledger.check_rests(entries, history, ended=finished, report=report)
     metrics.check_metrics(lines[metrics.FILE], history, ended=ended, report=report)
     _check_state(run, history, declared, report)
     _check_steps(run.path, history, admitted, files, report)

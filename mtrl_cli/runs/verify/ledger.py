@@ -124,7 +124,8 @@ def check_ends(entries: Entries, report: Report) -> None:
 
 
 def check_rests(entries: Entries, commits: Commits, *, ended: bool, report: Report) -> None:
-    """Every commit rests on calls that are done; ``ended``: its last attempt was not cut off."""
+    """Every commit rests on calls that are done. ``ended``: the run came to its end; a failure, a
+    kill or a stop may come between an optimizer step and its commit."""
     done = [call for call in entries.calls.values() if call.state == "done"]
     made = {(call.attempt, call.kind, call.result) for call in done}
     for placed in commits.every:
