@@ -11,6 +11,9 @@ from mtrl_cli.errors import MtrlError
 
 FAILED = MtrlError.exit_code
 
+_LONGEST = 1_000
+"""Characters of an internal error's text, which may quote all that a file holds."""
+
 
 class Teller:
     """Tells errors on stderr. ``redact`` is set once it is known what is secret."""
@@ -61,6 +64,7 @@ def _lines(error: BaseException) -> Iterator[str]:
         return
     if not isinstance(error, MtrlError):
         text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
         yield f"internal error: {text} (run again with --debug for the traceback)"
         return
     first, *more = str(error).splitlines() or [type(error).__name__]

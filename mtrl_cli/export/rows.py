@@ -80,7 +80,7 @@ def rows(plan: TrainingPlan, folder: Path, commit: Commit) -> Iterator[Row]:
 def _records(path: Path) -> list[dict[str, Any]]:
     try:
         return list(read_trajectories(path))
-    except (OSError, EOFError, ValueError) as error:
+    except OSError as error:
         raise MtrlError(f"{path} cannot be read: {error}; mtrl verify says more") from error
 
 

@@ -2,7 +2,9 @@
 
 A document (`write_document`) is written beside its name, fsynced and renamed, so that a reader
 sees the old one or the new one. A record file (`RecordFile`) is appended line by line; a torn
-last line, left by a kill in the middle of a write, is cut off when the file is opened again.
+last line, left by a kill in the middle of a write, is cut off when the file is opened again. Any
+other line that holds no record was damaged after it was written, and is not passed over: what it
+said may be a sandbox that lives.
 """
 
 import json
@@ -11,6 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from mtrl_cli.errors import MtrlError
+
+
+class DamagedFile(MtrlError):  # noqa: N818
+    """A file of a run does not hold what was written to it."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path} is damaged: {what}; mtrl verify says more")
 
 
 def write_document(path: Path, text: str) -> None:
@@ -66,13 +77,32 @@ class RecordFile:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole records of a file; a torn last line is not one."""
+    """The whole records of a file; a torn last line is not one.
+
+    Raises:
+        DamagedFile: another line is not one.
+    """
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                yield record_of(line, path, number)
+
+
+def record_of(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """The record in line ``number`` of ``path``.
+
+    Raises:
+        DamagedFile: it is not a JSON object.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise DamagedFile(path, f"line {number} is not a JSON object")
+    return record
 
 
 def redacted(node: Any, redact: Callable[[str], str]) -> Any:

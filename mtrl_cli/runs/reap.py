@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.control import Ask, requested
-from mtrl_cli.runs.files import write_document
+from mtrl_cli.runs.files import DamagedFile, write_document
 from mtrl_cli.runs.ledger import Ledger, LedgerEntry, read_ledger
 from mtrl_cli.runs.registry import RunRecord
 
@@ -62,6 +62,8 @@ def read_entries(run: Path) -> list[LedgerEntry]:
     path = run / "ledger.jsonl"
     try:
         return list(read_ledger(path))
+    except DamagedFile as error:
+        raise MtrlError(f"{error}; remove by hand what it names") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise MtrlError(f"{path} is damaged ({error}): remove by hand what it names") from error
 

@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from typing import Any
 from mtrl_cli.rollout.admission import thawed
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import CallRecord, Trajectory, Turn
-from mtrl_cli.runs.files import sync_folder
+from mtrl_cli.runs.files import DamagedFile, record_of, sync_folder
 
 _COMPRESSION = 1
 """Most of the gain at a fraction of the time: the files are small."""
@@ -88,9 +89,17 @@ def seal_holds(line: bytes) -> bool:
 
 
 def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+    """The records of a file.
+
+    Raises:
+        DamagedFile: it cannot be unpacked to its end, or a line is no record.
+    """
+    try:
+        with gzip.open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield record_of(line, path, number)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedFile(path, str(error)) from error
 
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:

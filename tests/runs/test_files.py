@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import resource
 import stat
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl_cli.runs.files import RecordFile, read_records, write_document
+from mtrl_cli.runs.files import DamagedFile, RecordFile, read_records, write_document
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.ledger import Ledger, read_ledger
 
@@ -39,6 +40,16 @@ def test_a_torn_last_line_is_neither_read_nor_in_the_way(
     again.append({"step": 3})
     again.close()
     assert list(read_records(path)) == [*kept, {"step": 3}]
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[1]", b"\xff", b'{"a":"\n"}', b"\0\0", b""])
+def test_a_damaged_line_names_the_file_and_itself(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"a":1}\n' + damage + b'\n{"a":2}\n')
+    records = read_records(path)
+    assert next(records) == {"a": 1}
+    with pytest.raises(DamagedFile, match=f"{re.escape(str(path))} is damaged: line 2 "):
+        next(records)
 
 
 def test_what_json_cannot_hold_is_refused_and_leaves_the_file_whole(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 import gzip
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from mtrl_cli.runs.files import DamagedFile
 from mtrl_cli.runs.trajectories import read_trajectories, seal_holds, sealed, write_trajectories
 from tests.training.helpers import group_of
 
@@ -23,6 +25,18 @@ def test_a_file_has_the_digest_that_its_writing_returned(tmp_path: Path) -> None
         plain = json.dumps(record, separators=(",", ":")).encode()
         assert hashlib.sha256(plain).hexdigest() == seal
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "step-000001.jsonl.gz"
+    write_trajectories(path, [group_of(1.0, -1.0)])
+    whole = path.read_bytes()
+    flipped = whole[:60] + bytes([whole[60] ^ 255]) + whole[61:]
+    no_record = gzip.compress(gzip.decompress(whole) + b"[]\n")
+    for damaged in (whole[:4], whole[:-9], b"text" + whole, flipped, no_record):
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedFile, match=re.escape(str(path))):
+            list(read_trajectories(path))
 
 
 @pytest.mark.parametrize("record", ['{"a":1}', '{"a":",\\"sha256\\":\\"x\\""}', '{"a":"é"}'])

@@ -56,6 +56,14 @@ def raise_a_logprob(record: Record) -> None:
     record["logprobs"][5] = 0.25
 
 
+def raise_a_logprob_beyond_every_float(record: Record) -> None:
+    record["logprobs"][5] = 10**400
+
+
+def raise_the_reward_beyond_every_float(record: Record) -> None:
+    record["reward"] = 10**400
+
+
 def edit_the_reward(record: Record) -> None:
     record["reward"] += 1.0
 
@@ -115,6 +123,8 @@ EDITS: list[tuple[Edit, str]] = [
     ),
     (drop_a_logprob, r"(\d+) sampled tokens have (?!\1)\d+ logprobs"),
     (raise_a_logprob, r"logprob 5 is 0.25, not finite and ≤ 0"),
+    (raise_a_logprob_beyond_every_float, r"logprobs\[5\] is 10{36}"),
+    (raise_the_reward_beyond_every_float, r"reward is 10{36}"),
     (edit_the_reward, r"its reward is [\d.]+, but its calls earned [\d.]+"),
     (move_a_span, r"turns of \[.*\] tokens were recorded, sampled spans have"),
     (open_a_gap, r"a span ends at \d+, and the next one starts at \d+"),
@@ -350,6 +360,9 @@ DAMAGES: dict[str, Damage] = {
     ),
     "a figure is no number": Damage(
         setting("metrics.jsonl", 1, loss=None), "metrics.jsonl", 1, r"loss is None"
+    ),
+    "a figure is beyond every float": Damage(
+        setting("metrics.jsonl", 1, loss=10**400), "metrics.jsonl", 1, r"loss is 10{400}, not"
     ),
     "an optimizer step without gradients": Damage(
         a_step_without_gradients, LEDGER, None, r"optim_step/3 steps without a forward_backward"

@@ -13,6 +13,7 @@ what these make of the recorded text, span by span.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -191,9 +192,15 @@ def flaws(found: Episode, declared: Declared, retelling: Retelling | None) -> It
 def _of(record: Mapping[str, Any], key: str, *types: type) -> Any:
     value = record.get(key)
     # A bool is an int to Python, and never to us.
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+    wrong = (isinstance(value, bool) and bool not in types) or (float in types and _beyond(value))
+    if wrong or not isinstance(value, types):
         raise Malformed(f"{key} is {_shown(value) if key in record else 'missing'}")
     return value
+
+
+def _beyond(value: float) -> bool:
+    """Whether it is a whole number that no float can hold."""
+    return isinstance(value, int) and abs(value) > sys.float_info.max
 
 
 def _number(record: Mapping[str, Any], key: str) -> float:
@@ -203,7 +210,7 @@ def _number(record: Mapping[str, Any], key: str) -> float:
 def _all(record: Mapping[str, Any], key: str, *types: type) -> list[Any]:
     values: list[Any] = _of(record, key, list)
     for index, value in enumerate(values):
-        if not isinstance(value, types) or isinstance(value, bool):
+        if not isinstance(value, types) or isinstance(value, bool) or _beyond(value):
             raise Malformed(f"{key}[{index}] is {_shown(value)}")
     return values
 

@@ -46,4 +46,9 @@ def check_metrics(lines: Sequence[Line], commits: Commits, *, ended: bool, repor
 
 
 def _figure(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
