@@ -56,7 +56,7 @@ class RendererChat:
         self.name = renderer
         self._renderer = make_renderer(tokenizer, renderer, options or {})
         self._stop_ids = tuple(self._renderer.get_stop_token_ids())
-        self._vocabulary = len(tokenizer)
+        self._vocabulary = tokenizer.id_bound
         try:
             self._opening = self._assistant_opener()
         except Exception as error:

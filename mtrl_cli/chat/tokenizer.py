@@ -12,7 +12,7 @@ The text that the model reads is unchanged; only its chance of being a marker is
 import json
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +169,11 @@ class ChatTokenizer:
 
     def __len__(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def id_bound(self) -> int:
+        """All ids are below it. More than ``len`` where ids have gaps, as tiktoken's do."""
+        return max(self.get_vocab().values(), default=-1) + 1
 
     # --- encoding ---------------------------------------------------------------------------
 

@@ -159,7 +159,7 @@ class Examination:
         server = self.experiment.server
         self.chat = await asyncio.to_thread(chat_of, server)
         speaker.ok(
-            f"{server.tokenizer} has {self.chat.vocabulary:,} ids; renderer {server.renderer}"
+            f"{server.tokenizer} has {len(self.chat.tokenizer):,} ids; renderer {server.renderer}"
         )
 
     async def _appends(self, speaker: Speaker) -> None:

@@ -108,7 +108,7 @@ class Chat(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many ids there are: each is below it."""
+        """Every id is below it."""
         ...
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:

@@ -1,10 +1,13 @@
 """Words of the conversation never become control tokens; the template's markers always do."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
+from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tokenizer import JOINT, ChatTokenizer
 from tests.chat.helpers import BET, CONTROLS, PLAY, chat, packaged, qwen_like
 
@@ -100,3 +103,16 @@ def test_added_tokens_of_spaces_are_words() -> None:
     assert controls(tok, tok.encode(tok.literal(words))) == []
     assert tok.convert_tokens_to_ids("    ") in tok.encode(tok.literal(words))
     assert tok.decode(tok.encode(tok.literal(words))) == words
+
+
+def test_ids_with_gaps_are_below_the_vocabulary() -> None:
+    """As where cl100k ends a turn: id 100,265 of fewer tokens than that."""
+    made = json.loads(qwen_like().backend.to_str())
+    far = len(qwen_like()) + 20
+    made["model"]["vocab"]["<|im_end|>"] = far
+    for token in made["added_tokens"]:
+        if token["content"] == "<|im_end|>":
+            token["id"] = far
+    gaps = RendererChat(ChatTokenizer(Tokenizer.from_str(json.dumps(made)), "gaps"))
+    assert far in gaps.stop_ids
+    assert gaps.vocabulary == far + 1

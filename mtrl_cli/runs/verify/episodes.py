@@ -34,7 +34,7 @@ class Retelling(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many ids there are."""
+        """Every id is below it."""
         ...
 
     @property
