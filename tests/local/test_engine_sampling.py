@@ -234,6 +234,13 @@ def test_filters_keep_the_most_likely() -> None:
     assert set(draw_many(logits, 2000, temperature=0.02)[0]) == {1}
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-44, 1e-50, 1e-300])
+def test_however_cold_the_most_likely_token_is_drawn(temperature: float) -> None:
+    logits = np.log(np.array([0.1, 0.4, 0.3, 0.15, 0.05], np.float32))
+    assert set(draw_many(logits, 100, temperature=temperature)[0]) == {1}
+
+
 def draw_many(
     logits: Array, count: int, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0
 ) -> tuple[Array, Array]:

@@ -14,6 +14,8 @@ import numpy as np
 from mtrl_cli.local.engine.types import Array
 
 RUN = 32
+COLDEST = 1e-30
+"""Below this temperature a quotient could leave single precision, and chance has left long ago."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -34,9 +36,9 @@ def _mix(z: Array) -> Array:
 class Rules:
     """How each row of a batch is drawn from.
 
-    Temperature 0 takes the most likely token. ``top_k`` (below 1: off) keeps the k most likely
-    tokens, ``top_p`` then the smallest set of most likely ones whose probability reaches it
-    (1: off); both act after the temperature.
+    Temperature 0 (or below `COLDEST`) takes the most likely token. ``top_k`` (below 1: off) keeps
+    the k most likely tokens, ``top_p`` then the smallest set of most likely ones whose probability
+    reaches it (1: off); both act after the temperature.
     """
 
     temperature: Array
@@ -46,12 +48,12 @@ class Rules:
     @cached_property
     def greedy(self) -> Array:
         """The rows without chance."""
-        return np.flatnonzero(self.temperature <= 0)
+        return np.flatnonzero(self.temperature < COLDEST)
 
     @cached_property
     def scaled(self) -> Array:
         """The rows with a temperature of their own."""
-        return np.flatnonzero((self.temperature > 0) & (self.temperature != 1))
+        return np.flatnonzero((self.temperature >= COLDEST) & (self.temperature != 1))
 
     @cached_property
     def filtered(self) -> Array:
