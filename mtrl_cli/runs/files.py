@@ -22,6 +22,7 @@ class DamagedFile(MtrlError):  # noqa: N818
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path} is damaged: {what}; mtrl verify says more")
+        self.what = what
 
 
 def write_document(path: Path, text: str) -> None:

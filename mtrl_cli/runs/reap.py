@@ -63,7 +63,9 @@ def read_entries(run: Path) -> list[LedgerEntry]:
     try:
         return list(read_ledger(path))
     except DamagedFile as error:
-        raise MtrlError(f"{error}; remove by hand what it names") from error
+        raise MtrlError(
+            f"{path} is damaged ({error.what}): remove by hand what it names"
+        ) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise MtrlError(f"{path} is damaged ({error}): remove by hand what it names") from error
 
