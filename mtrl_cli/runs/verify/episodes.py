@@ -198,7 +198,7 @@ def _of(record: Mapping[str, Any], key: str, *types: type) -> Any:
     return value
 
 
-def _beyond(value: float) -> bool:
+def _beyond(value: object) -> bool:
     """Whether it is a whole number that no float can hold."""
     return isinstance(value, int) and abs(value) > sys.float_info.max
 
