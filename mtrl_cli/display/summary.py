@@ -66,6 +66,15 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
         yield from _reward(state, finished.before, finished.after)
     tokens = f"{compact(finished.sampled_tokens)} tokens sampled"
     yield "episodes", f"{finished.episodes:,}, {tokens}"
+    if finished.failed:
+        run = shlex.quote(finished.run)
+        yield (
+            "failed",
+            (
+                f"{counted(finished.failed, 'episode')}, played again or left out: "
+                f"mtrl trajectory {run} names them"
+            ),
+        )
     if finished.skipped:
         total = sum(finished.skipped.values())
         yield "skipped", f"{counted(total, 'group')}: {reasons(finished.skipped)}"
@@ -173,7 +182,7 @@ def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[tuple[str
     yield "ended", f"{reasons(result.stops)}; unfinished {result.unfinished / result.games:.1%}"
     yield "", f"invalid tool calls {result.invalid_call_share:.1%}"
     if result.failed:
-        yield "", f"{result.failed:,} games left out: they failed for infrastructure"
+        yield "", f"{result.failed:,} games left out: they failed, after their refills"
     if rival is not None:
         name = harmless(policy_name(rival.policy))
         yield "against", f"{name}: {with_error(rival.mean, rival.se)}, {rival.games:,} games"

@@ -62,7 +62,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Still pending at the deadline. ``says`` is how the last poll ended, where it failed."""
+    """Still pending at the deadline. ``says`` is how the last poll that failed by itself did."""
 
     says: str
 
@@ -106,7 +106,9 @@ async def await_promise(
         except NoReply as error:
             if error.verdict.outcome == "permanent":
                 return Denied(error.verdict)
-            says = error.verdict.says
+            # A poll that the deadline cut off tells less than what an earlier one was told.
+            if not says or time.monotonic() < deadline:
+                says = error.verdict.says
             if time.monotonic() - began < LONGEST_POLL / 2:
                 pause = backoff(failures)
                 failures += 1

@@ -107,7 +107,7 @@ class Evaluated:
     unfinished: int = 0
     """Episodes that ended without the environment's ``done``."""
     failed: int = 0
-    """Games left out because they failed for infrastructure."""
+    """Games left out: they have no return."""
     temperature: float | None = None
     versus: Comparison | None = None
 
@@ -147,6 +147,8 @@ class RunFinished:
     after: Evaluated | None
     skipped: Mapping[str, int]
     """Groups that were not trained, by reason."""
+    failed: int = 0
+    """Episodes without a reward, which were played again or left out."""
     quarantined: tuple[str, ...] = ()
     evaluated: Evaluated | None = None
     """What ``mtrl eval`` found."""

@@ -44,6 +44,7 @@ from mtrl_cli.training.events import (
     RunFinished,
     RunStarted,
 )
+from mtrl_cli.training.failing import Failing
 from mtrl_cli.training.games import Evaluations
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.relaying import Relaying
@@ -92,6 +93,7 @@ class Frame:
         self.outcome = Outcome()
         self.behind = 0
         """Steps that earlier attempts have committed."""
+        self._failing = Failing(lambda text: self.observer(Notice(text)))
         self._reissued = 0
         """Calls to the server that were made again, as far as it was told."""
         self._begun = False
@@ -162,6 +164,7 @@ class Frame:
         if isinstance(event, MemberFinished):
             if event.trace is not None:
                 self.folder.log(event.trace)
+            self._failing.heard(event)
             if service.reissued != self._reissued:
                 self._reissued = service.reissued
                 self.observer(CallsReissued(self._reissued))
@@ -302,6 +305,7 @@ class Frame:
             before=outcome.before,
             after=outcome.after,
             skipped=dict(totals.skipped),
+            failed=totals.failed,
             quarantined=self._left(),
             resumable=None if status == "finished" else self._resumable(),
             evaluated=outcome.evaluated,

@@ -1,6 +1,6 @@
 """What was played in an evaluation, game by game; its figures, and its pairs with another one.
 
-A game that failed for infrastructure has no return. It is left out of the figures, and of both
+A game that failed has no return. It is left out of the figures, and of both
 sides of a comparison, and counted; an unfinished episode counts with its ``unfinished_reward``.
 
 The record of an evaluation is one file, so that a later one, also of a resumed run, can be paired
@@ -32,7 +32,7 @@ class Game:
 
     index: int
     reward: float | None
-    """Its return; None when it failed for infrastructure."""
+    """Its return; None when it failed."""
     stop: str
     passed: bool = False
     turns: int = 0

@@ -118,6 +118,7 @@ def _finished(run: RunRecord, history: History, evaluation: Mapping[str, Evaluat
     if state.get("kind") != "train":
         for record in _trajectories(run.path):
             totals.episodes += record["failure"] is None
+            totals.failed += record["failure"] is not None
             totals.sampled_tokens += len(record["logprobs"])
     return RunFinished(
         run=run.id,
@@ -131,6 +132,7 @@ def _finished(run: RunRecord, history: History, evaluation: Mapping[str, Evaluat
         before=evaluation.get("before") or evaluation.get("rival"),
         after=evaluation.get("after"),
         skipped=dict(totals.skipped),
+        failed=totals.failed,
         quarantined=run.quarantined,
         evaluated=evaluation.get("eval"),
         resumable=resumable(run, history),

@@ -16,6 +16,8 @@ class Totals:
 
     steps: int = 0
     episodes: int = 0
+    failed: int = 0
+    """Episodes without a reward, which were played again or left out."""
     sampled_tokens: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
 
@@ -25,6 +27,7 @@ class Totals:
         totals = cls()
         for line in history.of(metrics):
             totals.episodes += int(line.get("episodes", 0))
+            totals.failed += int(line.get("failed_episodes", 0))
             totals.sampled_tokens += int(line.get("tokens_sampled", 0))
         for commit in history.commits:
             totals.steps += commit.step > 0
@@ -33,8 +36,10 @@ class Totals:
 
     def consume(self, groups: Iterable[Group], skipped: Mapping[str, int]) -> None:
         """Count the episodes of ``groups``."""
+        groups = list(groups)
         members = [member for group in groups for member in group.members]
         self.episodes += len(members)
+        self.failed += sum(len(group.failures) for group in groups)
         self.sampled_tokens += sum(member.tokens.sampled_count for member in members)
         self._skip(reason for reason, count in skipped.items() for _ in range(count))
 
