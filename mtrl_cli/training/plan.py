@@ -69,11 +69,13 @@ class TrainingPlan:
 
     @property
     def budget(self) -> Budget:
+        """A trajectory leaves one token of the window free: its logprobs, for the KL penalty and
+        the audit, are asked for as the prompt of one more token."""
         budget = self.experiment.budget
         return Budget(
             turn_tokens=budget.turn_tokens,
             trajectory_tokens=budget.trajectory_tokens,
-            context=self.experiment.server.context,
+            context=self.experiment.server.context - 1,
             max_turns=budget.max_turns,
             deadline=budget.deadline,
         )

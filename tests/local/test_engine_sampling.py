@@ -186,6 +186,13 @@ def test_the_context_bounds_a_completion() -> None:
     assert (len(full.tokens), full.stop_reason) == (2, "length")
 
 
+def test_the_longest_prompt_is_one_token_less_than_the_context() -> None:
+    """So a trajectory whose logprobs are asked for is no longer: see `TrainingPlan.budget`."""
+    full = one(SampleSpec(tuple([3] * (SHAPE.context - 1)), 1, prompt_logprobs=True))
+    assert full.prompt_logprobs is not None
+    assert len(full.prompt_logprobs) == SHAPE.context - 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

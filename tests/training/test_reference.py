@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.training.operations import TrainingError
+from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.reference import reference_logprobs
 from tests.rollout.helpers import admission
 from tests.training.helpers import member
+from tests.training.runs import experiment
 
 INITIAL = PolicySnapshot("initial", 0)
 
@@ -68,3 +70,10 @@ async def test_what_the_initial_policy_sampled_is_its_own_reference() -> None:
         [-0.5, -0.25],
     ]
     assert service.asked == [("initial", (2, 10, 2, 5, 6))]
+
+
+def test_a_trajectory_leaves_room_for_the_token_that_its_logprobs_cost() -> None:
+    """A server computes them beside a sample of one token, and refuses what fills its window."""
+    address = 'server.base_url="http://127.0.0.1:1"'
+    made, _ = experiment(address, "server.context=300", "budget.trajectory_tokens=300")
+    assert TrainingPlan(made).budget.context == 299
