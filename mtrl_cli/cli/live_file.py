@@ -1,6 +1,6 @@
 """``live.json``: what the screen of a run shows of the moment, for `mtrl watch`.
 
-Written by the run every few seconds, taken away at its end. It is not part of what a run promises:
+Written by the run every second, taken away at its end. It is not part of what a run promises:
 a disk that takes no more of it costs a watcher the moment, and the run nothing.
 """
 
@@ -16,7 +16,7 @@ from mtrl_cli.runs.files import redacted
 
 NAME = "live.json"
 
-EVERY = 2.0
+EVERY = 1.0
 """Seconds between two writings."""
 
 STALE = 15.0

@@ -20,7 +20,7 @@ from mtrl_cli.runs.registry import RunRecord, find_run, read_run
 from mtrl_cli.training.events import RunFinished
 from mtrl_cli.training.reading import Told, in_flight, story
 
-LOOK_EVERY = 1.0
+LOOK_EVERY = 0.5
 """Seconds between two looks at the files."""
 
 DRAW_EVERY = 0.25
@@ -124,7 +124,7 @@ class _Watcher:
             with suppress(LookupError, TypeError, ValueError, AttributeError):
                 restore(state, record, now)
                 return
-        state.phase = "running"
+        state.phase, state.told_rates, state.told_busy = "running", None, None
         state.groups = {
             one.group: state.groups.get(one.group)
             or GroupView(one.group, one.task, one.policy, one.policy_step, one.size, now)

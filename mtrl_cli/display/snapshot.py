@@ -5,12 +5,15 @@ of its own. It is a convenience for screens and nothing else reads it.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from mtrl_cli.display.state import EvaluationView, GroupView, MemberView, RunState, Stopping
 
 MOST_GROUPS = 200
+
+_OF_THE_PLAN = ("concurrency", "drain_timeout", "total_groups", "groups_per_step")
+"""What a watcher cannot know of the run's plan."""
 
 
 def to_record(state: RunState, now: float) -> dict[str, Any]:
@@ -25,6 +28,8 @@ def to_record(state: RunState, now: float) -> dict[str, Any]:
         "episodes_per_minute": state.episodes_per_minute(now),
         "failures": state.failures,
         "reissued": state.reissued,
+        "busy": state.busy,
+        "plan": {name: getattr(state.plan, name) for name in _OF_THE_PLAN},
         "borrowed": dict(state.borrowed_by_kind()),
         "groups": [_group(group, now) for group in list(state.groups.values())[:MOST_GROUPS]],
         "evaluation": None if evaluation is None else asdict(evaluation),
@@ -40,6 +45,7 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
     Raises:
         LookupError, TypeError, ValueError, AttributeError: it is not one of `to_record`'s.
     """
+    plan = replace(state.plan, **{name: record["plan"][name] for name in _OF_THE_PLAN})
     groups = {view.group: view for view in (_view(one, now) for one in record["groups"])}
     stopping, evaluation = record["stopping"], record["evaluation"]
     state.phase = str(record["phase"])
@@ -50,7 +56,8 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
         float(record["tokens_per_second"]),
         float(record["episodes_per_minute"]),
     )
-    state.groups = groups
+    state.told_busy = int(record["busy"])
+    state.plan, state.groups = plan, groups
     state.borrowed = {
         f"{kind}/{number}": (str(kind), None)
         for kind, count in record["borrowed"].items()

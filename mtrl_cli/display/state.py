@@ -150,11 +150,14 @@ class RunState:
         self.folder: str | None = None
         self.borrowed: dict[str, tuple[str, str | int | None]] = {}
         """Key → kind and, where it has one, the id that it has where it lives."""
-        self._step_ends: deque[float] = deque([now], maxlen=ETA_STEPS + 1)
+        self._step_began = now
+        self._durations: deque[float] = deque(maxlen=ETA_STEPS)
         self._buckets: deque[list[int]] = deque(maxlen=RATE_WINDOW + 1)
         self._ended: deque[float] = deque(maxlen=ENDED_KEPT)
         self.told_rates: tuple[float, float] | None = None
         """Tokens a second and episodes a minute, where somebody else counts them."""
+        self.told_busy: int | None = None
+        """The same of `busy`."""
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             TurnSampled: self._turn_sampled,
             GroupStarted: self._group_started,
@@ -205,10 +208,10 @@ class RunState:
 
     def eta(self) -> float | None:
         """Seconds until the last step, from the latest steps; None before the first one."""
-        ends = self._step_ends
-        if self.step == 0 or len(ends) < 2 or not self.steps:
+        latest = self._durations
+        if self.step == 0 or not latest or not self.steps:
             return None
-        return (ends[-1] - ends[0]) / (len(ends) - 1) * (self.steps - self.step)
+        return sum(latest) / len(latest) * (self.steps - self.step)
 
     def trend(self, steps: int = 10) -> float | None:
         """Mean reward of the last ``steps`` steps less that of the ``steps`` before."""
@@ -225,6 +228,8 @@ class RunState:
     @property
     def busy(self) -> int:
         """Trajectories that have not ended, waiting ones included."""
+        if self.told_busy is not None:
+            return self.told_busy
         if self.evaluation is not None:
             return max(self.evaluation.started - self.evaluation.done, 0)
         return sum(group.size - group.done for group in self.groups.values())
@@ -325,8 +330,7 @@ class RunState:
             self.evaluation = None
         if event.phase == "sampling" and self.phase in ("start-up", "evaluation"):
             # What came before is no part of a step's duration.
-            self._step_ends.clear()
-            self._step_ends.append(now)
+            self._step_began = now
         self.phase, self.phase_since = event.phase, now
 
     def _begin_evaluation(self, step: int | None) -> None:
@@ -346,8 +350,9 @@ class RunState:
     def _step_finished(self, event: StepFinished, now: float) -> None:
         self.step, self.steps = event.step, event.steps
         self.policy, self.metrics = event.policy, event.metrics
-        self.step_seconds = now - self._step_ends[-1]
-        self._step_ends.append(now)
+        self.step_seconds = _wall(event.metrics, now - self._step_began)
+        self._step_began = now
+        self._durations.append(self.step_seconds)
         if (value := event.metrics.get("reward")) is not None:
             self.rewards.append(value)
         if (most := event.metrics.get("parity_max")) is not None:
@@ -368,6 +373,13 @@ class RunState:
 
     def _run_finished(self, event: RunFinished, now: float) -> None:
         self.finished = event
+
+
+def _wall(metrics: Mapping[str, float], otherwise: float) -> float:
+    """Seconds of a step as the run measured them: whoever hears of it later has no better."""
+    if "seconds_sampling" not in metrics:
+        return otherwise
+    return metrics["seconds_sampling"] + metrics.get("seconds_training", 0.0)
 
 
 def _bracketed(ids: list[str]) -> str:

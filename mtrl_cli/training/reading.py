@@ -140,11 +140,13 @@ def _finished(run: RunRecord, history: History, evaluation: Mapping[str, Evaluat
 
 
 def _metrics(path: Path) -> dict[tuple[Any, Any], dict[str, Any]]:
-    """The figures of each step and attempt."""
+    """The figures of each step and attempt. Its time is that of its first line: what is added
+    later, an evaluation, is no part of the step."""
     found: dict[tuple[Any, Any], dict[str, Any]] = {}
     for line in read_records(path / "metrics.jsonl"):
         step, attempt = line.pop("step", None), line.pop("attempt", None)
-        found.setdefault((step, attempt), {}).update(line)
+        figures = found.setdefault((step, attempt), {})
+        figures.update(line | ({"time": figures["time"]} if "time" in figures else {}))
     return found
 
 

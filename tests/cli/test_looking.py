@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mtrl_cli.runs.processes import process_facts
 from mtrl_cli.runs.trajectories import read_trajectories
 from tests.cli.processes import command, environment, mtrl, on_terminal
 from tests.cli.world import World
@@ -182,3 +184,39 @@ def test_a_run_is_watched_until_it_ends_and_is_left_alone(trained: World, tmp_pa
     finally:
         running.kill()
         running.communicate()
+
+
+@pytest.mark.long
+def test_steps_of_a_watched_run_have_the_times_that_the_run_measured(
+    trained: World, tmp_path: Path
+) -> None:
+    """Both steps are committed between two looks at the files."""
+    run = shutil.copytree(trained.run(trained.first), tmp_path / "runs" / trained.first)
+    end = (run / "run.json").read_text()
+    here = {"status": "running", "ended": None, "evaluation": {}, **process_facts(os.getpid())}
+    (run / "run.json").write_text(json.dumps(json.loads(end) | here))
+    commits = (run / "commits.jsonl").read_text()
+    first = commits.splitlines(keepends=True)[0]
+    (run / "commits.jsonl").write_text(first)
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    with (tmp_path / "out.txt").open("w") as out:
+        watching = subprocess.Popen(
+            command("watch", "last"), cwd=tmp_path, env=environment(), stdout=out
+        )
+    try:
+        deadline = time.monotonic() + 60
+        # What it finds at its first look is no news to it, so the news comes again until it is.
+        while "step 2/2" not in (tmp_path / "out.txt").read_text():
+            assert time.monotonic() < deadline
+            for content in (first, commits):
+                (run / "commits.jsonl").write_text(content)
+                time.sleep(0.7)
+        (run / "run.json").write_text(end)
+        assert watching.wait(60) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+    told = (tmp_path / "out.txt").read_text()
+    for line in (one for one in metrics if "seconds_sampling" in one):
+        took = line["seconds_sampling"] + line["seconds_training"]
+        assert f"step {line['step']}/2 | {took:.1f}s |" in told

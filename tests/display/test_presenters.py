@@ -110,6 +110,7 @@ def stepped(watched: Watched, reward: float = 0.463) -> Watched:
                 "skipped/constant_reward": 3,
                 "tokens_sampled": 1420.0,
                 "seconds_sampling": 1.0,
+                "seconds_training": 13.2,
             },
         )
     )
@@ -366,6 +367,24 @@ def test_the_moment_can_be_told_to_another_process() -> None:
     record = json.loads(json.dumps(to_record(told.presenter.state, told.clock.now)))
     restore(heard.presenter.state, record, heard.clock.now)
     assert heard.frame()[1:] == told.frame()[1:]
+
+
+def test_the_moment_tells_what_a_watcher_cannot_know_of_the_plan() -> None:
+    """A game that waits for a place has begun, but is not busy."""
+    told, heard = begun(Watched(140)), Watched(140, DisplayPlan("train blackjack", watched=True))
+    told.see(PhaseStarted("evaluation"), *(GroupStarted(n, "s", 1, "b", 0) for n in range(3591)))
+    record = json.loads(json.dumps(to_record(told.presenter.state, told.clock.now)))
+    restore(heard.presenter.state, record, heard.clock.now)
+    assert any(line.startswith("busy 64/64 ") for line in told.frame())
+    assert any(line.startswith("busy 64/64 ") for line in heard.frame())
+
+
+def test_groups_that_a_moment_has_no_room_for_are_busy_too() -> None:
+    plan = DisplayPlan("rollout blackjack", concurrency=1000)
+    told, heard = begun(Watched(140, plan), groups=300), Watched(140)
+    record = json.loads(json.dumps(to_record(told.presenter.state, told.clock.now)))
+    restore(heard.presenter.state, record, heard.clock.now)
+    assert heard.presenter.state.busy == told.presenter.state.busy > 200 * 8
 
 
 def test_throughput_of_a_step_whose_groups_were_sampled_earlier() -> None:

@@ -118,6 +118,16 @@ def test_the_estimate_leaves_evaluations_out(state: RunState) -> None:
     assert state.eta() == pytest.approx(400)
 
 
+def test_a_step_takes_as_long_as_the_run_measured_however_late_one_hears_of_it(
+    state: RunState,
+) -> None:
+    measured = {"seconds_sampling": 0.7, "seconds_training": 0.2}
+    for number in (1, 2, 3):
+        state.apply(StepFinished(number, 13, "u/v", measured), 500.0)
+    assert state.step_seconds == pytest.approx(0.9)
+    assert state.eta() == pytest.approx(9)
+
+
 def test_the_trend_compares_the_last_steps_with_those_before(state: RunState) -> None:
     for number in range(1, 21):
         step(state, number, 10.0 * number, reward=0.0 if number <= 10 else 0.25)
