@@ -138,6 +138,12 @@ def compose(
     asked = conf or named or places.DEFAULT_EXPERIMENT
     file, dirs = locate(asked, config_dirs)
     node = _read(file)
+    if "hydra" in node:
+        raise ConfigError(
+            "hydra: is Hydra's own configuration, and mtrl does not run as a Hydra application",
+            at=places.shown(file),
+            hint="the run folder is run.dir, further folders of YAML files are --config-dir",
+        )
     checked = check_all(rest, dirs)
     container, choices = _compose(node, file, checked, dirs)
     _anchor(container)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
 from mtrl_cli.config.errors import ConfigError
@@ -43,6 +44,12 @@ def _values(argument: str) -> list[str]:
         override = OverridesParser.create().parse_overrides([argument])[0]
         if not override.is_sweep_override():
             return [argument]
+        if isinstance(override.value(), Glob):
+            raise ConfigError(
+                "a glob names options, and mtrl runs those that are listed",
+                at=argument,
+                hint=f"write {argument.partition('=')[0]}=A,B,C",
+            )
         if not override.is_discrete_sweep():
             raise ConfigError(
                 "an interval has no values to run one by one",

@@ -238,6 +238,11 @@ def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:
         ),
         ("defaults: [confg, _self_]", "no file 'confg' to build on", "exp.yaml"),
         ("defaults: [exp, _self_]", "its defaults lead back to itself", "exp.yaml"),
+        (
+            "defaults: [config, _self_]\nhydra: {run: {dir: x}}",
+            "hydra: is Hydra's own configuration, and mtrl does not run as a Hydra application",
+            "exp.yaml",
+        ),
         ("server: local", "server is a section, not one value: 'local'", "exp.yaml"),
         (
             "defaults: [config, _self_]\nenv: {e2b: [1]}",

@@ -34,5 +34,7 @@ def test_what_is_no_sweep_stays_as_it_is(argument: str) -> None:
 def test_a_sweep_must_be_countable_and_small() -> None:
     with pytest.raises(ConfigError, match="interval"):
         combinations(["train.learning_rate=interval(0,1)"])
+    with pytest.raises(ConfigError, match="a glob names options"):
+        combinations(["env=glob(open*)"])
     with pytest.raises(ConfigError, match=r"1,000,000 runs"):
         combinations(["seed=range(0,1000)", "eval.seed=range(0,1000)"])
