@@ -8,7 +8,7 @@ from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.commits import Commit, read_history
-from mtrl_cli.runs.registry import RunRecord, find_run
+from mtrl_cli.runs.registry import RunRecord, find_trained
 
 if TYPE_CHECKING:
     from mtrl_cli.training.plan import TrainingPlan
@@ -73,7 +73,7 @@ def _chosen(
     from mtrl_cli.export.rows import chosen_commits
     from mtrl_cli.training.plan import TrainingPlan
 
-    run = find_run(runs, asked)
+    run = find_trained(runs, asked)
     commits = chosen_commits(read_history(run.path / "commits.jsonl"), run.path, step)
     plan = TrainingPlan(resolve(compose(str(run.path / "config.yaml")), secrets=False))
     return run, commits, plan

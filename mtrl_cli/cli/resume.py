@@ -22,7 +22,7 @@ from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.ledger import unstepped
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import read_entries
-from mtrl_cli.runs.registry import RunRecord, find_run, newest_trained, run_at
+from mtrl_cli.runs.registry import RunRecord, find_trained, run_at
 from mtrl_cli.runs.takeover import ANEW, NewConfig, beginning, refuse_live, whole_history
 
 
@@ -46,7 +46,7 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
         UsageError: it cannot be resumed, or not with these settings.
     """
     name, at = run_at(resume.run, f"--resume {resume.run}")
-    run = refuse_live(_find(resume.runs, name).path)
+    run = refuse_live(find_trained(resume.runs, name).path)
     _refuse_kind(run)
     before, now = _configurations(run, resume.asked)
     teller.redact = now.redact
@@ -80,12 +80,6 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
     )
     work = partial(training.resume, run.path, experiment, config, at=at, redact=now.redact)
     return session.run(work)
-
-
-def _find(runs: Path, name: str) -> RunRecord:
-    """As everywhere, but ``last`` is the newest training run: others cannot be resumed."""
-    newest = newest_trained(runs) if name == "last" else None
-    return newest or find_run(runs, name)
 
 
 def _refuse_kind(run: RunRecord) -> None:

@@ -41,7 +41,12 @@ def show_trajectories(
     group, member = _wanted(which)
     files = trajectory_files(run.path)
     if not files:
-        raise UsageError(f"{run.id} has no trajectories (see run.trajectories)")
+        why = (
+            "yet: they are written at the end of a step"
+            if run.status == "running"
+            else ("(see run.trajectories)")
+        )
+        raise UsageError(f"{run.id} has no trajectories {why}")
     found = [
         (file, record)
         for file in files

@@ -46,7 +46,11 @@ def outcomes(groups: list[GroupView]) -> list[str]:
         )
     every = [value for group in groups for value in group.rewards]
     if every:
-        lines.append(f"mean reward {sum(every) / len(every):.3f} over {len(every)} episodes")
+        played = f"{counted(len(every), 'episode')} of {counted(len(groups), 'task sample')}"
+        lines.append(
+            f"mean reward {sum(every) / len(every):.3f} over {played}; mtrl eval tells a policy's"
+            " over many, with its error"
+        )
     return [*lines, ""]
 
 

@@ -30,9 +30,13 @@ def chosen_commits(history: History, folder: Path, step: int | None) -> list[Com
     known = [commit for commit in history.commits if trajectory_file(folder, commit.step).is_file()]
     chosen = [commit for commit in known if step in (None, commit.step)]
     if not chosen:
-        have = f"steps {known[0].step} to {known[-1].step}" if known else "none"
-        asked = "a step" if step is None else f"step {step}"
-        raise UsageError(f"{folder.name} has no trajectories of {asked}; there are: {have}")
+        if not known:
+            raise UsageError(
+                f"{folder.name} has no trajectories of a step: what is exported are those that a"
+                " training run has committed (mtrl runs lists runs, mtrl trajectory shows others)"
+            )
+        have = f"steps {known[0].step} to {known[-1].step}"
+        raise UsageError(f"{folder.name} has no trajectories of step {step}; there are: {have}")
     return chosen
 
 

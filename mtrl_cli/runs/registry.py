@@ -112,6 +112,16 @@ def newest_trained(runs: Path) -> RunRecord | None:
     return run
 
 
+def find_trained(runs: Path, asked: str) -> RunRecord:
+    """`find_run`, but ``last`` is the newest run that trains, where there is one.
+
+    Raises:
+        NoSuchRun: none, or several.
+    """
+    newest = newest_trained(runs) if asked == "last" else None
+    return newest or find_run(runs, asked)
+
+
 def without_links(path: Path) -> Path:
     """A run's folder in which every file is its own: mtrl makes no links in one, and a folder that
     came from somewhere else must not lead a reader, or a writer, out of it.

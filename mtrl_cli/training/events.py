@@ -147,10 +147,10 @@ class RunFinished:
     after: Evaluated | None
     skipped: Mapping[str, int]
     """Groups that were not trained, by reason."""
-    failed: int = 0
-    """Episodes without a reward, which were played again or left out."""
     quarantined: tuple[str, ...] = ()
     evaluated: Evaluated | None = None
     """What ``mtrl eval`` found."""
     resumable: Resumable | None = None
     """What a stopped training run can be resumed from."""
+    failed: int = 0
+    """Episodes without a reward, which were played again or left out."""

@@ -106,3 +106,19 @@ def test_what_cannot_be_exported_is_told_in_one_line(tmp_path: Path) -> None:
     code, text = told("--out", str(tmp_path / "o.jsonl"))
     assert (code, "mtrl verify" in text) == (1, True)
     assert not list(tmp_path.glob("o.jsonl*"))
+
+
+def test_last_is_the_newest_run_that_trains(tmp_path: Path) -> None:
+    trained = make_run(tmp_path)
+    played = tmp_path / "20991231-000000-ffff"
+    played.mkdir()
+    (played / "run.json").write_text('{"id": "x", "kind": "rollout", "status": "finished"}')
+    (tmp_path / "latest").symlink_to(played.name)
+    out, where = tmp_path / "out.jsonl", ("--runs-dir", str(tmp_path))
+    done = CliRunner().invoke(app, ["export", "last", "--out", str(out), *where])
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text().splitlines()[0])["run"] == trained.name
+
+    told = CliRunner().invoke(app, ["export", "ffff", *where])
+    assert told.exit_code == 2
+    assert "has no trajectories of a step: what is exported" in told.output
