@@ -195,8 +195,8 @@ def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[tuple[str
 
 
 def _paired(versus: Comparison) -> str:
-    """Game by game: the mean difference, and who won how often."""
+    """Game by game: the mean difference, and how often it was better."""
     gain = with_error(versus.mean, versus.se, "+") + interval(versus.interval, "+")
-    tally = f"{versus.wins:,} won, {versus.ties:,} tied, {versus.losses:,} lost"
+    tally = f"{versus.wins:,} better, {versus.ties:,} equal, {versus.losses:,} worse"
     left = f", {versus.left_out:,} left out" if versus.left_out else ""
     return f"{gain}; of {versus.pairs:,} games {tally}{left}"

@@ -161,7 +161,7 @@ def _evaluations(runs: Sequence[RunFacts], named: Sequence[str]) -> str:
         "unfinished",
         "invalid calls",
         "gain, same games (95 %)",
-        "won / tied / lost",
+        "better / equal / worse",
     )
     return table(heads, rows, range(1, 8)) if rows else ""
 

@@ -124,8 +124,11 @@ def test_training_compares_its_last_policy_with_its_first(trained: World) -> Non
     check_mean(told["after"], list(after.values()))
     assert told["before"]["versus"] is None
     assert told["after"]["versus"]["against"] == told["before"]["policy"]
-    check_pairs(told["after"]["versus"], after, before)
-    assert "paired " in trained.told
+    versus = told["after"]["versus"]
+    check_pairs(versus, after, before)
+    tally = f"{versus['wins']} better, {versus['ties']} equal, {versus['losses']} worse"
+    [line] = [one for one in trained.told.splitlines() if one.startswith("paired ")]
+    assert line.endswith(f"of {versus['pairs']} games {tally}")
 
 
 def test_an_evaluation_on_the_way_is_compared_on_the_games_it_shares(tmp_path: Path) -> None:

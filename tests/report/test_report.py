@@ -96,6 +96,7 @@ def test_figures_are_those_of_the_steps_that_stand(tmp_path: Path) -> None:
 def test_evaluations_with_their_paired_difference(tmp_path: Path) -> None:
     make_run(tmp_path)
     rows = report(tmp_path, RUN).rows("evaluation")
+    assert rows[0][-1] == "better / equal / worse"
     assert rows[1][:3] == ["before", "10", "−0.500 ± 0.062"]
     assert rows[2][2] == "−0.250 ± 0.062"
     assert rows[2][-2:] == ["+0.250 ± 0.125(0.100 to 0.400)", "5 / 4 / 1"]  # on two lines
