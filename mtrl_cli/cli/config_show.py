@@ -14,9 +14,8 @@ from mtrl_cli.display.text import harmless, table
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.files import redacted
 
-_LONGEST, _SHORTEST = 40, 16
-"""Characters of a value in the table: where the width is not known, and at least; JSON and YAML
-have all of it."""
+_SHORTEST = 16
+"""Characters that a value has on a terminal, however narrow; elsewhere it is never cut."""
 
 
 def show_config(
@@ -131,14 +130,14 @@ def _text(value: Any) -> str:
     return told
 
 
-def _room_for_values(rows: Sequence[tuple[str, str, str]]) -> int:
-    """What the other two columns leave of the width."""
+def _room_for_values(rows: Sequence[tuple[str, str, str]]) -> int | None:
+    """What the other two columns leave of a terminal's width; None where there is no terminal."""
     width = columns()
     if width is None:
-        return _LONGEST
+        return None
     others = sum(max(map(len, column)) for column in (*zip(*rows, strict=True),)[::2])
     return max(width - others - 4, _SHORTEST)
 
 
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+def _cut(text: str, room: int | None) -> str:
+    return text if room is None or len(text) <= room else text[: room - 1] + "…"

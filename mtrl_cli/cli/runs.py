@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import harmless, reward, short_age, table
 from mtrl_cli.runs.places import require_runs_dir
 from mtrl_cli.runs.registry import RunRecord, list_runs
 
 _HEADS = ("run", "experiment", "status", "step", "age", "evaluation", "quarantined")
 _LONGEST = 32
+"""Characters of a name on a terminal; elsewhere it is never cut."""
 
 
 def show_runs(runs: Path, *, as_json: bool) -> int:
@@ -32,7 +33,8 @@ def show_runs(runs: Path, *, as_json: bool) -> int:
         Screen(sys.stderr).line(harmless(f"no runs in {runs} (see --runs-dir)"))
     else:
         screen = Screen(sys.stdout)
-        rows = [_HEADS, *(_row(run, now) for run in found)]
+        longest = _LONGEST if columns() else None
+        rows = [_HEADS, *(_row(run, now, longest) for run in found)]
         if not any(run.quarantined for run in found):
             rows = [row[:-1] for row in rows]
         for line in table(rows):
@@ -68,13 +70,13 @@ def _age(state: Mapping[str, Any], now: float) -> float | None:
     return round(max(now - created, 0.0), 1) if isinstance(created, int | float) else None
 
 
-def _row(run: RunRecord, now: float) -> tuple[str, ...]:
+def _row(run: RunRecord, now: float, longest: int | None) -> tuple[str, ...]:
     state, age = run.state, _age(run.state, now)
     step, steps = state.get("step", 0), state.get("steps")
     return (
         harmless(run.id),
-        harmless(str(state.get("experiment", "-")), _LONGEST),
-        harmless(run.status, _LONGEST),
+        harmless(str(state.get("experiment", "-")), longest),
+        harmless(run.status, longest),
         f"{step}/{steps}" if steps else "-" if state.get("kind") != "train" else f"{step}",
         "-" if age is None else short_age(age),
         _evaluation(state.get("evaluation")),

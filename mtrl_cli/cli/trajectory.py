@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.display.lines import reasons
-from mtrl_cli.display.terminal import Screen, abilities
+from mtrl_cli.display.terminal import Screen, abilities, columns
 from mtrl_cli.display.text import harmless, policy_name, reward, table
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.registry import RunRecord, find_run
@@ -23,6 +23,9 @@ from mtrl_cli.training.reading import trajectory_files
 Record = dict[str, Any]
 Paint = Callable[[str, str], str]
 Decode = Callable[[Sequence[int]], str]
+
+_LONGEST_TASK = 20
+"""Characters of a task's id on a terminal; elsewhere it is never cut."""
 
 _COLOURS = {"sampled": "32", "prompt": "2", "bridge": "36"}
 
@@ -91,6 +94,7 @@ def _print_json(screen: Screen, found: Sequence[tuple[Path, Record]], *, whole: 
 
 def _rows(found: Sequence[tuple[Path, Record]]) -> Iterator[list[str]]:
     """One row a group."""
+    longest = _LONGEST_TASK if columns() else None
     yield ["group", "step", "task", "n", "mean", "worst", "best", "tokens", "ends"]
     groups: dict[tuple[str, int], list[Record]] = {}
     for file, record in found:
@@ -100,7 +104,7 @@ def _rows(found: Sequence[tuple[Path, Record]]) -> Iterator[list[str]]:
         yield [
             str(group),
             step,
-            harmless(members[0]["task"]["id"], 20),
+            harmless(members[0]["task"]["id"], longest),
             str(len(members)),
             reward(sum(rewards) / len(rewards) if rewards else None),
             reward(min(rewards, default=None), 2),

@@ -29,7 +29,7 @@ def outcomes(groups: list[GroupView]) -> list[str]:
     """A table of played groups: the rewards of their members, and why they ended."""
     if not groups:
         return []
-    width = max(len("task"), *(len(harmless(group.task, 24)) for group in groups))
+    width = max(len("task"), *(len(harmless(group.task)) for group in groups))
     lines = ["", f"{'group':>5}  {'task':<{width}}  {'mean':>6}  {'tokens':>7}  rewards and ends"]
     for group in sorted(groups, key=lambda one: one.group):
         rewards = group.rewards
@@ -41,7 +41,7 @@ def outcomes(groups: list[GroupView]) -> list[str]:
         if group.outcome not in (None, "complete"):
             members = f"{members}  [{harmless(group.outcome or '')}]".strip()
         lines.append(
-            f"{group.group:>5}  {harmless(group.task, 24):<{width}}  {mean:>6}"
+            f"{group.group:>5}  {harmless(group.task):<{width}}  {mean:>6}"
             f"  {group.tokens:>7,}  {members}"
         )
     every = [value for group in groups for value in group.rewards]
