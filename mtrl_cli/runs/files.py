@@ -21,7 +21,8 @@ class DamagedFile(MtrlError):  # noqa: N818
     """A file of a run does not hold what was written to it."""
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} is damaged: {what}; mtrl verify says more")
+        run = path.parent.parent if path.parent.name == "trajectories" else path.parent
+        super().__init__(f"{path} is damaged: {what}; mtrl verify {run.name} says more")
         self.what = what
 
 

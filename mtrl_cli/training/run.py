@@ -8,7 +8,7 @@ from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.rollout.settle import finish
 from mtrl_cli.runs.commits import History, published
-from mtrl_cli.runs.files import read_records
+from mtrl_cli.runs.files import DamagedFile, read_records
 from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.places import store_of
 from mtrl_cli.runs.reap import Reaped
@@ -91,9 +91,10 @@ def _totals(history: History, metrics: Path, observer: Observer) -> Totals:
     """What is behind the attempt. Nothing rests on the metrics, so damage to them is only told."""
     try:
         return Totals.of(history, read_records(metrics))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (DamagedFile, ValueError, TypeError, AttributeError) as error:
+        what = error.what if isinstance(error, DamagedFile) else error
         told = "episodes and tokens of earlier attempts are not counted in the summary"
-        observer(Notice(f"{metrics} is damaged: {error}; {told}"))
+        observer(Notice(f"{metrics} is damaged: {what}; {told}"))
         return Totals.of(history, ())
 
 
