@@ -22,7 +22,7 @@ from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord, find_run
 from mtrl_cli.training.events import RunFinished
-from mtrl_cli.training.reading import resumable, story
+from mtrl_cli.training.reading import last_seen, resumable, story
 
 UNKNOWN_SHOWN = 20
 
@@ -71,7 +71,7 @@ def _text(shown: Shown) -> Iterator[str]:
     kind = run.state.get("kind", "run")
     yield f"{run.id}  {kind} {run.state.get('experiment', '?')}  {run.status}{_age(run)}"
     if state.finished is not None:
-        yield from summary(state, _ended(run))
+        yield from summary(state, last_seen(run))
     else:
         yield from (f"{label:<11}{text}" for label, text in _so_far(shown))
     yield from (f"{label:<11}{text}" for label, text in _kept(shown))
@@ -143,11 +143,6 @@ def _age(run: RunRecord) -> str:
     if run.status == "running":
         return f" for {clock(time.time() - created)}"
     return f", begun {short_age(max(time.time() - created, 0))} ago"
-
-
-def _ended(run: RunRecord) -> float:
-    ended = run.state.get("ended") or run.state.get("created") or 0.0
-    return float(ended)
 
 
 def _resumed(run: RunRecord) -> list[Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from mtrl_cli.display.lines import reasons
 from mtrl_cli.display.terminal import Screen, abilities, columns
 from mtrl_cli.display.text import harmless, policy_name, reward, table
 from mtrl_cli.errors import UsageError
+from mtrl_cli.rollout.trajectory import FAILED
 from mtrl_cli.runs.registry import RunRecord, find_run
 from mtrl_cli.runs.trajectories import read_trajectories, step_of
 from mtrl_cli.training.reading import trajectory_files
@@ -54,10 +55,16 @@ def show_trajectories(
         (file, record)
         for file in files
         for record in read_trajectories(file)
-        if group in (None, record["group"]) and member in (None, record["member"])
+        if group in (None, record["group"])
     ]
+    if group is not None:
+        # Members as they are numbered, and the attempts at each in the order they were made.
+        found.sort(key=lambda one: (one[0], one[1]["member"], one[1]["refill"]))
+    there = found
+    if member is not None:
+        found = [one for one in there if one[1]["member"] == member]
     if not found:
-        raise UsageError(f"{run.id} has no trajectory {which}; mtrl trajectory {run.id} lists them")
+        raise UsageError(f"{run.id} has no trajectory {which}; {_instead(run, group, there)}")
     screen = Screen(sys.stdout)
     if as_json:
         _print_json(screen, found, whole=group is not None)
@@ -84,6 +91,22 @@ def _wanted(which: str | None) -> tuple[int | None, int | None]:
     return int(group), int(member) if slash else None
 
 
+def _instead(run: RunRecord, group: int | None, there: Sequence[tuple[Path, Record]]) -> str:
+    """What can be asked for, where a group or a member of it is not written."""
+    if not there:
+        return f"mtrl trajectory {run.id} lists the groups that are written"
+    members = sorted({record["member"] for _, record in there})
+    return f"of group {group} it has " + ", ".join(f"{group}/{member}" for member in members)
+
+
+def _name(record: Record) -> str:
+    """``8/1``, and which attempt at the member it is, where that is not all there is to say."""
+    name, failed = f"{record['group']}/{record['member']}", record["stop"] in FAILED
+    if not failed and not record["refill"]:
+        return name
+    return f"{name} (attempt {record['refill'] + 1}{', failed' if failed else ''})"
+
+
 def _print_json(screen: Screen, found: Sequence[tuple[Path, Record]], *, whole: bool) -> None:
     """One object a line: the record as it is in the file, or without what is long."""
     long = () if whole else ("tokens", "spans", "logprobs", "opening", "turns")
@@ -105,7 +128,7 @@ def _rows(found: Sequence[tuple[Path, Record]]) -> Iterator[list[str]]:
             str(group),
             step,
             harmless(members[0]["task"]["id"], longest),
-            str(len(members)),
+            str(len({one["member"] for one in members})),
             reward(sum(rewards) / len(rewards) if rewards else None),
             reward(min(rewards, default=None), 2),
             reward(max(rewards, default=None), 2),
@@ -128,7 +151,7 @@ def _episode(
     decode: Decode | None,
 ) -> Iterator[str]:
     yield harmless(
-        f"{record['group']}/{record['member']}  step {_step(file)}  task {record['task']['id']}"
+        f"{_name(record)}  step {_step(file)}  task {record['task']['id']}"
         f"  policy {policy_name(record['policy'])}"
     )
     yield harmless(_outcome(record))

@@ -88,9 +88,7 @@ class _Watcher:
         plan = DisplayPlan(
             f"watch {kind} {experiment}", watched=True, keep_groups=kind == "rollout"
         )
-        made = presenter(plan, redact=str)
-        made.state.started = _monotonic(float(state.get("created") or time.time()))
-        return made
+        return presenter(plan, redact=str)
 
     def _look(self) -> None:
         """Take in what the files say since the last look."""
@@ -106,6 +104,7 @@ class _Watcher:
         if not before or _events(told)[:before] != _events(self._told):
             # The first look, or an attempt that went back: what was is known, not news.
             state = self._fresh().state if before else self._presenter.state
+            state.started = _monotonic(told[0][0])
             for when, event in told:
                 state.apply(event, _monotonic(when))
             self._presenter.state.__dict__.update(state.__dict__)

@@ -148,6 +148,7 @@ class RunState:
         self.finished: RunFinished | None = None
         self.failed: RunFailed | None = None
         self.folder: str | None = None
+        self.attempt = 1
         self.borrowed: dict[str, tuple[str, str | int | None]] = {}
         """Key → kind and, where it has one, the id that it has where it lives."""
         self._step_began = now
@@ -316,7 +317,7 @@ class RunState:
         self.reissued = event.calls
 
     def _folder_made(self, event: FolderMade, now: float) -> None:
-        self.folder = event.folder
+        self.folder, self.attempt = event.folder, event.attempt
 
     def _run_started(self, event: RunStarted, now: float) -> None:
         self.run = event

@@ -59,7 +59,8 @@ def _headline(state: RunState, finished: RunFinished, now: float) -> str:
     took = clock(now - state.started)
     steps = f", {finished.steps} of {state.steps} steps" if state.steps else ""
     reason = f": {harmless(finished.reason)}" if finished.reason else ""
-    return f"{harmless(finished.status)}: {experiment}{steps} in {took}{reason}"
+    attempt = f" of attempt {state.attempt}" if state.attempt > 1 else ""
+    return f"{harmless(finished.status)}: {experiment}{steps} in {took}{attempt}{reason}"
 
 
 def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator[tuple[str, str]]:
@@ -69,7 +70,8 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
     else:
         yield from _reward(state, finished.before, finished.after)
     tokens = f"{compact(finished.sampled_tokens)} tokens sampled"
-    yield "episodes", f"{finished.episodes:,}, {tokens}"
+    attempts = f" in {state.attempt} attempts" if state.attempt > 1 else ""
+    yield "episodes", f"{finished.episodes:,}{attempts}, {tokens}"
     if finished.failed:
         run = shlex.quote(finished.run)
         yield (

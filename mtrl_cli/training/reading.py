@@ -6,11 +6,12 @@ same. Only what the files hold is told: steps by their commits that stand, evalu
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished
+from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
 from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.registry import RunRecord
@@ -19,6 +20,7 @@ from mtrl_cli.runs.trajectories import read_trajectories
 from mtrl_cli.training.events import (
     Comparison,
     Evaluated,
+    FolderMade,
     Resumable,
     RunFinished,
     RunStarted,
@@ -36,26 +38,46 @@ def story(run: RunRecord) -> list[Told]:
     Raises:
         MtrlError: its commits are damaged.
     """
-    state, created = run.state, float(run.state.get("created") or 0.0)
+    state, began = run.state, _began(run.state)
     history = read_history(run.path / "commits.jsonl")
     metrics = _metrics(run.path)
-    told: list[Told] = [(created, _started(run))]
+    told: list[Told] = [(began, _made(run)), (began, _started(run))]
     evaluation = evaluations(state)
     if "before" in evaluation:
-        told.append((created, evaluation["before"]))
+        told.append((began, evaluation["before"]))
     for commit in history.commits[1:]:
         figures = metrics.get((commit.step, commit.attempt), {})
-        when = float(figures.pop("time", created))
+        when = float(figures.pop("time", began))
         steps = int(state.get("steps") or 0)
         told.append((when, StepFinished(commit.step, steps, commit.policy, figures)))
     if state.get("kind") == "rollout":
-        told += ((created, event) for event in _played(run.path))
+        told += ((began, event) for event in _played(run.path))
     if run.status == "running":
         return told
-    ended = float(state.get("ended") or created)
+    ended = last_seen(run)
     told += ((ended, result) for label, result in evaluation.items() if label != "before")
     told.append((ended, _finished(run, history, evaluation)))
     return told
+
+
+def last_seen(run: RunRecord) -> float:
+    """When ``run`` ended, in Unix seconds; where its process was killed, its last sign of life."""
+    ended = run.state.get("ended")
+    if run.status != "lost" and isinstance(ended, int | float):
+        return float(ended)
+    signs = [_began(run.state)]
+    signs += (float(line.get("time", 0.0)) for line in read_records(run.path / "metrics.jsonl"))
+    with suppress(OSError):
+        signs.append((run.path / "heartbeat").stat().st_mtime)
+    return max(signs)
+
+
+def _began(state: Mapping[str, Any]) -> float:
+    """When the latest attempt began."""
+    resumed = state.get("resumed")
+    last = resumed[-1] if isinstance(resumed, list) and resumed else None
+    found = last.get("time") if isinstance(last, dict) else None
+    return float(found or state.get("created") or 0.0)
 
 
 def evaluations(state: Mapping[str, Any]) -> dict[str, Evaluated]:
@@ -97,6 +119,10 @@ def in_flight(path: Path) -> list[GroupStarted]:
 def trajectory_files(path: Path) -> list[Path]:
     """The files of trajectories that count, in the order of the steps."""
     return sorted((path / "trajectories").glob("*.jsonl.gz"))
+
+
+def _made(run: RunRecord) -> FolderMade:
+    return FolderMade(run.id, str(run.path), run.attempt)
 
 
 def _started(run: RunRecord) -> RunStarted:
@@ -159,10 +185,12 @@ def _played(path: Path) -> Iterator[object]:
     for group, members in groups.items():
         first = members[0]
         rewards = [one["reward"] for one in members if one["reward"] is not None]
-        yield GroupStarted(
-            group, first["task"]["id"], len(members), first["policy"], int(first["policy_step"])
-        )
+        size = len({one["member"] for one in members})  # a failed attempt is no member more
+        policy, step = first["policy"], int(first["policy_step"])
+        yield GroupStarted(group, first["task"]["id"], size, policy, step)
         for one in members:
+            for number, turn in enumerate(one["turns"]):
+                yield TurnSampled(group, int(one["member"]), number, int(turn["tokens"]))
             yield MemberFinished(
                 group,
                 int(one["member"]),

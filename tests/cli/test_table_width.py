@@ -1,12 +1,11 @@
 """Tables of the configuration fit the terminal; on a pipe they do not depend on one."""
 
-import gzip
-import json
 from pathlib import Path
 
 import pytest
 
 from mtrl_cli.config.keys import schema_keys
+from tests.cli.played import episode, rollout
 from tests.cli.processes import command, environment, mtrl, on_terminal
 
 
@@ -35,20 +34,10 @@ def test_nothing_is_cut_on_a_pipe(tmp_path: Path) -> None:
     assert "mtrl_cli.tasks.blackjack.env:BlackjackEnvironment" in shown
     assert "…" not in shown
     name = "a-name-of-an-experiment-that-no-table-has-room-for"
-    told = {"status": "finished", "experiment": name, "kind": "rollout", "created": 1.0}
-    run = tmp_path / "runs" / "20261129-122135-a7aa"
-    (run / "trajectories").mkdir(parents=True)
-    (run / "run.json").write_text(json.dumps(told))
+    task = "a-task-whose-id-is-longer-than-a-column"
+    rollout(tmp_path / "runs", episode(0, 0, task={"id": task, "seed": 1}), experiment=name)
     assert name in mtrl("runs", cwd=tmp_path).stdout
     assert name not in "".join(lines("runs", cwd=tmp_path, columns=80))
-    task = "a-task-whose-id-is-longer-than-a-column"
-    episode = {
-        "group": 0, "member": 0, "task": {"id": task, "seed": 1}, "reward": 1.0, "stop": "done",
-        "tokens": [1, 2], "logprobs": [-0.5], "spans": [["prompt", 0, 1], ["sampled", 1, 2]],
-        "policy": "u/p", "policy_step": 0, "turns": [], "failure": None, "refusal": None,
-    }  # fmt: skip
-    with gzip.open(run / "trajectories" / "episodes.jsonl.gz", "wt") as file:
-        file.write(json.dumps(episode) + "\n")
     for name in ("show", "trajectory"):
         assert task in mtrl(name, "last", cwd=tmp_path).stdout
 

@@ -7,7 +7,7 @@ from typing import Any
 from mtrl_cli.rollout.events import GroupStarted
 from mtrl_cli.runs.commits import rollback
 from mtrl_cli.runs.registry import read_run
-from mtrl_cli.training.events import Evaluated, RunFinished, RunStarted, StepFinished
+from mtrl_cli.training.events import Evaluated, FolderMade, RunFinished, RunStarted, StepFinished
 from mtrl_cli.training.reading import in_flight, story
 
 
@@ -85,6 +85,7 @@ def made(run: Path, **state: Any) -> Path:
 def test_what_was_voided_is_not_told(tmp_path: Path) -> None:
     told = story(read_run(made(tmp_path / "run")))
     assert [type(event) for _, event in told] == [
+        FolderMade,
         RunStarted,
         Evaluated,
         StepFinished,
