@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.sweep import combinations
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import clock, harmless, reward, table
+from mtrl_cli.runs.places import runs_dir_option
 
 if TYPE_CHECKING:
     from mtrl_cli.cli.session import Session, Work
@@ -180,6 +182,8 @@ def _compare(results: Sequence[Result], runs: int, teller: Teller, shown: Shown)
     screen.line()
     for line in table(list(_rows(results))):
         screen.line(harmless(teller.redact(line)))
+    if told := _report(results):
+        screen.line(harmless(teller.redact(told)))
     if left:
         screen.line(f"{left} not begun")
 
@@ -192,6 +196,15 @@ def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
     yield [*keys, *shown]
     for result, row in zip(results, figures, strict=True):
         yield [*(result.varied.get(key, "-") for key in keys), *(row[name] for name in shown)]
+
+
+def _report(results: Sequence[Result]) -> str:
+    """The command that draws the trained runs over each other; nothing where there are not two."""
+    trained = [one.finished for one in results if one.finished and one.finished.steps]
+    if len(trained) < 2:
+        return ""
+    names = " ".join(finished.run for finished in trained)
+    return f"compare    mtrl report {names}{runs_dir_option(Path(trained[0].folder).parent)}"
 
 
 _HEADS = ("status", "steps", "reward", "before", "after", "time", "run")

@@ -40,7 +40,7 @@ def learning_curve(runs: Sequence[RunFacts], named: Sequence[str]) -> Chart:
         series.append(Series(f"{name}: evaluation", marks, colour, reach, marks=True))
     known = [run.references for run in runs if run.references]
     shared = known[0] if known and all(each == known[0] for each in known) else {}
-    return Chart("Mean return by step", series, tuple(shared.items()), large=True)
+    return Chart("Mean return by step", series, "mean return", tuple(shared.items()), large=True)
 
 
 def evaluation_points(run: RunFacts) -> tuple[list[Point], list[float]]:
@@ -69,8 +69,8 @@ def panels(runs: Sequence[RunFacts], named: Sequence[str]) -> tuple[list[Panel],
     """The small charts, and those that are level, as ``Learning rate 0.001``; what no run has a
     figure for is left out."""
     made = [
-        _panel(runs, named, heading, note, value, log=log, from_zero=zero)
-        for heading, note, value, log, zero in _PANELS
+        _panel(runs, named, heading, axis, note, value, log=log, from_zero=zero)
+        for heading, axis, note, value, log, zero in _PANELS
     ]
     drawn, level = [], []
     for panel in made:
@@ -89,6 +89,7 @@ def _panel(
     runs: Sequence[RunFacts],
     named: Sequence[str],
     heading: str,
+    axis: str,
     note: str,
     value: Callable[[Line], float | None],
     *,
@@ -105,8 +106,21 @@ def _panel(
     ]
     steps = [float(line["step"]) for run in runs for line in run.steps]
     reach = (min(steps), max(steps)) if steps else None
-    chart = Chart(heading, series, log=log, from_zero=from_zero, reach=reach)
-    return Panel(heading, note, chart)
+    chart = Chart(heading, series, axis, log=log, from_zero=from_zero, reach=reach)
+    return Panel(heading, note + (_kl_ends(runs, named) if heading == _KL else ""), chart)
+
+
+def _kl_ends(runs: Sequence[RunFacts], named: Sequence[str]) -> str:
+    """Why the line ends before the run does: without a coefficient nothing is measured."""
+    told = []
+    for name, run in zip(named, runs, strict=True):
+        end = run.settings.get(_KL_END)
+        steps = [int(line["step"]) for line in run.steps]
+        # The coefficient is 0 from the step on that has `end` steps before it.
+        if end is not None and str(end).isdecimal() and steps and max(steps) > int(end):
+            whose = f"{name}: " if len(runs) > 1 else ""
+            told.append(f"{whose}not measured from step {int(end) + 1} on")
+    return f"; {', '.join(told)}: the coefficient is 0 there ({_KL_END})" if told else ""
 
 
 def _named(name: str) -> Callable[[Line], float | None]:
@@ -129,32 +143,64 @@ def _throughput(line: Line) -> float | None:
     return float(line["tokens_sampled"]) / wall(line) if wall(line) else None
 
 
-_PANELS: tuple[tuple[str, str, Callable[[Line], float | None], bool, bool], ...] = (
-    ("KL to the initial policy", "nats a token", _named("kl"), False, True),
-    ("Entropy", "nats a token, of what was sampled", _named("entropy"), False, True),
-    ("Loss", "as the server sums it", _named("loss"), False, False),
+_KL, _KL_END = "KL to the initial policy", "train.kl_end_step"
+
+_PANELS: tuple[tuple[str, str, str, Callable[[Line], float | None], bool, bool], ...] = (
+    (_KL, "nats a token", "of what was sampled", _named("kl"), False, True),
+    ("Entropy", "nats a token", "of what was sampled", _named("entropy"), False, True),
+    ("Loss", "loss", "as the server sums it", _named("loss"), False, False),
     (
         "Gradient norm",
+        "L2 norm",
         "before clipping, as the server says",
         _named("server/grad_norm"),
         False,
         True,
     ),
-    ("Learning rate", "as the server says", _named("server/learning_rate"), False, True),
-    ("Turns", "mean an episode", _named("turns"), False, True),
-    ("Tokens sampled", "mean an episode", _per_episode("tokens_sampled"), False, True),
-    ("Invalid calls", "share of turns", _named("invalid_calls"), False, True),
-    ("Cut by a budget", "share of episodes", _per_episode("truncated"), False, True),
-    ("Groups trained", "groups a step", _named("groups_trained"), False, True),
-    ("Parity", "largest difference of a logprob, nats", _named("parity_max"), True, False),
+    (
+        "Learning rate",
+        "learning rate",
+        "as the server says",
+        _named("server/learning_rate"),
+        False,
+        True,
+    ),
+    ("Turns", "turns", "mean an episode", _named("turns"), False, True),
+    ("Tokens sampled", "tokens", "mean an episode", _per_episode("tokens_sampled"), False, True),
+    (
+        "Invalid calls",
+        "share of turns",
+        "calls that could not be executed",
+        _named("invalid_calls"),
+        False,
+        True,
+    ),
+    (
+        "Cut by a budget",
+        "share of episodes",
+        "a token budget ended them",
+        _per_episode("truncated"),
+        False,
+        True,
+    ),
+    ("Groups trained", "groups", "a step", _named("groups_trained"), False, True),
+    (
+        "Parity",
+        "nats",
+        "largest difference of a logprob between sampler and trainer",
+        _named("parity_max"),
+        True,
+        False,
+    ),
     (
         "Effective sample size",
-        "share of the tokens; 1: the trainer's policy is the sampler's",
+        "share of the tokens",
+        "1: the trainer's policy is the sampler's",
         _named("audit/ess"),
         False,
         True,
     ),
-    ("Staleness", "optimizer steps, mean of groups", _named("staleness"), False, True),
-    ("Throughput", "sampled tokens a second of the step", _throughput, False, True),
-    ("Step time", "seconds", lambda line: wall(line) or None, False, True),
+    ("Staleness", "optimizer steps", "mean of groups", _named("staleness"), False, True),
+    ("Throughput", "tokens a second", "sampled, over the whole step", _throughput, False, True),
+    ("Step time", "seconds", "sampling and training", lambda line: wall(line) or None, False, True),
 )

@@ -27,10 +27,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of series over the step; ``references`` are horizontal lines with a name."""
+    """A chart of series over the step; ``references`` are horizontal lines with a name, ``axis``
+    is what the heights are."""
 
     title: str
     series: Sequence[Series]
+    axis: str
     references: Sequence[tuple[str, float]] = ()
     log: bool = False
     from_zero: bool = False
@@ -59,14 +61,18 @@ def draw(chart: Chart) -> str:
     series = [line for line in series if line.points]
     if not series:
         return ""
-    width, height = (760, 300) if chart.large else (340, 170)
+    width, height = (760, 320) if chart.large else (340, 190)
     right = 128 if chart.references else 14
-    box = _Box(54, 12, width - right, height - 30)
+    box = _Box(54, 24, width - right, height - 38)
     xs = [*(chart.reach or ()), *(x for line in series for x, _ in line.points)]
     ys = list(_heights(series, chart))
     log = chart.log and max(ys) >= 10 * min(ys)  # within a decade a logarithm only hides the ticks
     scale = _Scale(box, min(xs), max(xs), min(ys), max(ys), log)
-    parts = [*_axes(scale), *_references(scale, chart.references, width)]
+    parts = [
+        *_axes(scale),
+        *_axis_titles(box, chart.axis, log=log),
+        *_references(scale, chart.references, width),
+    ]
     for line in series:
         parts += _marks(scale, line) if line.marks else _line(scale, line)
     title = escape(chart.title)
@@ -157,6 +163,13 @@ def _axes(scale: _Scale) -> Iterable[str]:
     yield (
         f'<line class="axis" x1="{box.left}" x2="{box.right}" y1="{box.bottom}" y2="{box.bottom}"/>'
     )
+
+
+def _axis_titles(box: _Box, axis: str, *, log: bool) -> Iterable[str]:
+    """What lies along the two axes: the step, and above the other one what it is."""
+    told = f"{axis} (logarithmic)" if log else axis
+    yield f'<text class="tick" x="2" y="11">{escape(told)}</text>'
+    yield f'<text class="tick end" x="{box.right}" y="{box.bottom + 31}">step</text>'
 
 
 def _references(

@@ -29,11 +29,13 @@ def test_one_run_each_and_a_table(tmp_path: Path) -> None:
         "run 2/3: seed=2",
         "run 3/3: seed=3",
     ]
-    head, *rows = done.stdout.splitlines()[-4:]
+    head, *rows, compare = done.stdout.splitlines()[-5:]
     assert head.split() == ["seed", "status", "steps", "reward", "before", "after", "time", "run"]
     assert [row.split()[:6] for row in rows] == [
         [seed, "finished", "2", "0.500", "-0.412", "-0.060"] for seed in "123"
     ]
+    names = [row.split()[-1] for row in rows]
+    assert compare.split() == ["compare", "mtrl", "report", *names]
 
 
 def test_a_failed_run_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -148,11 +148,28 @@ def test_all_panels_have_the_steps_of_the_run(tmp_path: Path) -> None:
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = report(tmp_path, RUN).text
     ticks = text.partition("KL to the initial policy")[2].partition("Entropy")[0]
-    assert ticks.removesuffix(RUN).endswith("12")  # the axis goes on to step 2
+    assert ticks.removesuffix(RUN).endswith("12nats a tokenstep")  # the axis goes on to step 2
     told = "The same in every step, and not drawn: "
     assert told in text
     assert "Learning rate 0.001; " in text.partition(told)[2]
     assert "Effective sample size 1; " in text.partition(told)[2]
+
+
+def test_axes_say_what_they_are_and_a_line_that_ends_says_why(tmp_path: Path) -> None:
+    path = make_run(tmp_path, overrides=("train.kl_end_step=1",))
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        # Over more than a decade parity is drawn on a logarithm, which entropy never is.
+        line |= {"kl": 0.1 * line["step"], "parity_max": 0.01 ** line["step"]}
+        line |= {"entropy": 0.01 ** line["step"]}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = report(tmp_path, RUN).text
+    assert "not measured from step 2 on: the coefficient is 0 there (train.kl_end_step)" in text
+    assert "nats (logarithmic)" in text
+    assert "nats a token (logarithmic)" not in text
+    assert text.count("mean returnstep") == 1
+    path = make_run(tmp_path, run="20261129-120001-cafe", overrides=("train.kl_end_step=2",))
+    assert "not measured" not in report(tmp_path, path.name).text
 
 
 def test_runs_of_the_same_settings_are_called_by_their_ids(tmp_path: Path) -> None:
