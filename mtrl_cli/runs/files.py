@@ -84,12 +84,18 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DamagedFile: another line is not one.
     """
+    for number, line in whole_lines(path):
+        yield record_of(line, path, number)
+
+
+def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their numbers, from 1; none where it is not there."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield record_of(line, path, number)
+                yield number, line
 
 
 def record_of(line: bytes, path: Path, number: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.runs.files import RecordFile, read_records, redacted
+from mtrl_cli.runs.files import DamagedFile, RecordFile, record_of, redacted, whole_lines
 
 CALL_OUTCOMES = ("done", "refused", "unknown")
 BORROW_ENDS = ("released", "quarantined")
@@ -88,12 +88,23 @@ class Ledger:
         self._file.append(line, durable=durable)
 
 
-def read_ledger(path: Path) -> Iterator[LedgerEntry]:
-    """Every entry in its latest state, in the order in which they began."""
+def read_ledger(path: Path, unread: list[int] | None = None) -> Iterator[LedgerEntry]:
+    """Every entry in its latest state, in the order in which they began.
+
+    ``unread`` gets the numbers of the lines that are damaged; without it they are not passed over.
+
+    Raises:
+        DamagedFile, or LookupError, TypeError or AttributeError of a line with other contents.
+    """
     entries: dict[str, LedgerEntry] = {}
-    for line in read_records(path):
-        key = line.pop("key")
-        known = entries[key].facts if key in entries else {}
-        state, entry = line.pop("state"), line.pop("entry")
-        entries[key] = LedgerEntry(key, entry, state, {**known, **line})
+    for number, raw in whole_lines(path):
+        try:
+            line = record_of(raw, path, number)
+            key, state, entry = line.pop("key"), line.pop("state"), line.pop("entry")
+            known = entries[key].facts if key in entries else {}
+            entries[key] = LedgerEntry(key, entry, state, {**known, **line})
+        except (DamagedFile, LookupError, TypeError, AttributeError):
+            if unread is None:
+                raise
+            unread.append(number)
     yield from entries.values()

@@ -53,15 +53,15 @@ class Reaped:
     """Training calls that may have been executed."""
 
 
-def read_entries(run: Path) -> list[LedgerEntry]:
-    """The run's ledger.
+def read_entries(run: Path, unread: list[int] | None = None) -> list[LedgerEntry]:
+    """The run's ledger; ``unread`` gets the numbers of damaged lines, which are passed over.
 
     Raises:
-        MtrlError: it is damaged, which a kill does not explain.
+        MtrlError: it is damaged, which a kill does not explain, and no ``unread`` is there.
     """
     path = run / "ledger.jsonl"
     try:
-        return list(read_ledger(path))
+        return list(read_ledger(path, unread))
     except DamagedFile as error:
         raise MtrlError(
             f"{path} is damaged ({error.what}): remove by hand what it names"

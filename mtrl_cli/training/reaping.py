@@ -19,6 +19,7 @@ A kind that mtrl learns to borrow joins as one entry of `Reaping.table`.
 import asyncio
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +61,21 @@ def settle(run: Path, tell: Callable[[str], None] = _tell_nobody) -> Reaped:
 
     ``tell`` hears in one line what takes long.
 
-    Raises:
-        MtrlError: its ledger is damaged.
+    A damaged line of the ledger keeps nothing else from being returned, and is named as left.
     """
     return asyncio.run(_settle(run, tell))
 
 
 async def _settle(run: Path, tell: Callable[[str], None]) -> Reaped:
-    entries = read_entries(run)
+    unread: list[int] = []
+    entries = read_entries(run, unread)
     reaping = Reaping(run, entries, tell)
     patience = dict.fromkeys((ACCOUNT, SANDBOX), PATIENCE)
     try:
-        return await reap(run, entries, reaping.table, reaping.recall, patience)
+        reaped = await reap(run, entries, reaping.table, reaping.recall, patience)
+        lost = (f"line {number} of {run / 'ledger.jsonl'} is damaged: what it names may still live"
+                for number in unread)  # fmt: skip
+        return replace(reaped, left=(*reaped.left, *lost))
     finally:
         await reaping.close()
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.ledger import read_ledger
 from mtrl_cli.runs.processes import process_facts
+from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
@@ -132,14 +134,30 @@ def test_a_run_that_ended_with_something_left_is_settled_later(tmp_path: Path) -
     assert read_state(folder)["status"] == "failed"
 
 
-def test_a_damaged_ledger_is_one_line_and_exit_1(tmp_path: Path) -> None:
+def test_damaged_lines_of_a_ledger_are_named_and_the_others_are_settled(tmp_path: Path) -> None:
+    held = borrow("g/env-1", "held", kind="env", place="this process", id=3)
+    folder = dead_run(tmp_path / "runs", [held])
+    ledger = folder / "ledger.jsonl"
+    whole = ledger.read_text()
+    ledger.write_text('nonsense\n{"key":"x"}\n' + whole + '{"key":[],"state":"a","entry":"b"}\n')
+    told = cancelled("last", cwd=tmp_path)
+    number = whole.count("\n") + 3
+    assert told["code"] == 5
+    assert told["returned"] == ["env 3: it ended with the run's process"]
+    assert told["left"] == [
+        f"line {line} of runs/{folder.name}/ledger.jsonl is damaged: what it names may still live"
+        for line in (1, 2, number)
+    ]
+    again = cancelled("last", cwd=tmp_path)
+    assert (again["left"], again["returned"], again["code"]) == (told["left"], [], 5)
+
+
+def test_who_goes_on_with_a_run_does_not_pass_over_damaged_lines(tmp_path: Path) -> None:
     folder = dead_run(tmp_path / "runs", [borrow("run/x-1", "held", kind="x")])
     ledger = folder / "ledger.jsonl"
     ledger.write_text("nonsense\n" + ledger.read_text())
-    ended = cancel("last", cwd=tmp_path)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "ledger.jsonl is damaged" in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    with pytest.raises(MtrlError, match=r"ledger.jsonl is damaged \(line 1 "):
+        read_entries(folder)
 
 
 def test_a_run_of_which_nothing_is_known_cannot_be_settled(tmp_path: Path) -> None:
