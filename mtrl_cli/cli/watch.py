@@ -107,7 +107,8 @@ class _Watcher:
             state.started = _monotonic(told[0][0])
             for when, event in told:
                 state.apply(event, _monotonic(when))
-            self._presenter.state.__dict__.update(state.__dict__)
+            if before:
+                self._presenter.state.become(state)
         else:
             for _, event in told[before:]:
                 self._presenter.observe(event)

@@ -182,6 +182,12 @@ class RunState:
         if handler is not None:
             handler(event, now)
 
+    def become(self, other: "RunState") -> None:
+        """Know what ``other`` knows, and nothing else."""
+        # The handlers are bound: those of the other one would count for it.
+        own = {"_handlers": self._handlers}
+        self.__dict__.update(other.__dict__ | own)
+
     # What a drawing asks.
 
     def tokens_per_second(self, now: float) -> float:

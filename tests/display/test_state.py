@@ -128,6 +128,15 @@ def test_a_step_takes_as_long_as_the_run_measured_however_late_one_hears_of_it(
     assert state.eta() == pytest.approx(9)
 
 
+def test_a_state_that_became_another_counts_for_itself(state: RunState) -> None:
+    other = RunState(state.plan, 5.0)
+    step(other, 3, 10.0)
+    state.become(other)
+    assert state.step == 3
+    step(state, 4, 20.0)
+    assert (state.step, other.step) == (4, 3)
+
+
 def test_the_trend_compares_the_last_steps_with_those_before(state: RunState) -> None:
     for number in range(1, 21):
         step(state, number, 10.0 * number, reward=0.0 if number <= 10 else 0.25)
