@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtrl_cli.report.facts import RunFacts
+from mtrl_cli.runs.registry import RunRecord
+from mtrl_cli.training.reading import last_seen
 
 LEAST = 0.05
 """Seconds from which on a part is told."""
@@ -42,7 +44,7 @@ def wall_shares(run: RunFacts) -> Sequence[Share]:
         *parts,
         Share("rest of the steps", max(training - inside, 0.0), _rest(run)),
     ]
-    whole = _whole(run)
+    whole = _whole(run.record)
     if whole is not None and not run.rollbacks and len(run.state.get("resumed") or ()) == 0:
         told = sum(share.seconds for share in shares)
         shares.append(
@@ -72,8 +74,9 @@ def episode_shares(run: RunFacts) -> Sequence[Share]:
     ]
 
 
-def _whole(run: RunFacts) -> float | None:
-    created, ended = run.state.get("created"), run.state.get("ended")
-    if isinstance(created, int | float) and isinstance(ended, int | float):
-        return float(ended - created)
-    return None
+def _whole(run: RunRecord) -> float | None:
+    """Seconds from the run's beginning to its end; None while it runs."""
+    created = run.state.get("created")
+    if run.status == "running" or not isinstance(created, int | float):
+        return None
+    return last_seen(run) - created

@@ -1,6 +1,7 @@
 """`mtrl report`: the figures in the page are those of the run, and foreign text stays text."""
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -121,6 +122,20 @@ def test_where_time_went(tmp_path: Path) -> None:
     assert page.row("waiting for groups")[1:3] == ["6.0 s", "63%"]
     assert page.row("the policy's turns")[1:3] == ["500 ms", "67%"]
     assert page.row("its environment")[1:3] == ["250 ms", "33%"]
+
+
+def test_a_killed_run_lasted_until_its_last_sign_of_life(tmp_path: Path) -> None:
+    """`mtrl cancel` settled it days later."""
+    state = {"status": "lost", "created": 1000.0, "ended": 900_000.0, "resumed": []}
+    path = make_run(tmp_path, state=state)
+    commits = (path / "commits.jsonl").read_text().splitlines(keepends=True)
+    (path / "commits.jsonl").write_text("".join(commits[:2]))
+    (path / "ledger.jsonl").write_text("")
+    (path / "heartbeat").touch()
+    os.utime(path / "heartbeat", (1060.0, 1060.0))
+    page = report(tmp_path, RUN)
+    # One step stands, with 4 s.
+    assert page.row("around the steps")[1] == "56.0 s"
 
 
 def test_the_parts_of_a_step_are_told_apart(tmp_path: Path) -> None:
