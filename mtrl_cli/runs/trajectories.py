@@ -92,12 +92,16 @@ def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a file.
 
     Raises:
-        DamagedFile: it cannot be unpacked to its end, or a line is no record.
+        DamagedFile: it cannot be unpacked to its end, a line is no record, or its seal does not
+            hold. Files of earlier versions have no seals.
     """
     try:
         with gzip.open(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                yield record_of(line, path, number)
+                record = record_of(line, path, number)
+                if "sha256" in record and not seal_holds(line):
+                    raise DamagedFile(path, f"line {number} was changed after it was written")
+                yield record
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DamagedFile(path, str(error)) from error
 

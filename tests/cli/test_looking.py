@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mtrl_cli.runs.processes import process_facts
-from mtrl_cli.runs.trajectories import read_trajectories
+from mtrl_cli.runs.trajectories import read_trajectories, sealed
 from tests.cli.processes import command, environment, mtrl, on_terminal
 from tests.cli.world import World
 
@@ -125,8 +125,10 @@ def test_what_a_model_wrote_is_neutralised(trained: World, tmp_path: Path) -> No
     records[0]["turns"][0]["calls"] = [
         {"name": hostile, "answer": hostile, "reward": 0.0, "done": True, "error": True}
     ]
-    with gzip.open(file, "wt", encoding="utf-8") as out:
-        out.writelines(json.dumps(record) + "\n" for record in records)
+    seals = [record.pop("sha256") for record in records]
+    assert len(seals) == len(records)
+    with gzip.open(file, "wb") as out:
+        out.writelines(sealed(json.dumps(record, separators=(",", ":"))) for record in records)
     for arguments in ((), (str(records[0]["group"]),), (str(records[0]["group"]), "--tokens")):
         done = mtrl("trajectory", "last", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -32,8 +32,10 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     write_trajectories(path, [group_of(1.0, -1.0)])
     whole = path.read_bytes()
     flipped = whole[:60] + bytes([whole[60] ^ 255]) + whole[61:]
-    no_record = gzip.compress(gzip.decompress(whole) + b"[]\n")
-    for damaged in (whole[:4], whole[:-9], b"text" + whole, flipped, no_record):
+    text = gzip.decompress(whole)
+    no_record = gzip.compress(text + b"[]\n")
+    other = gzip.compress(text.replace(b'"stop":', b'"stopped":', 1))
+    for damaged in (whole[:4], whole[:-9], b"text" + whole, flipped, no_record, other):
         path.write_bytes(damaged)
         with pytest.raises(DamagedFile, match=re.escape(str(path))):
             list(read_trajectories(path))
