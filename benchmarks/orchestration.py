@@ -5,10 +5,10 @@
 The same fake policy and environment for both (`workload`), no service and no tokenizer: what is
 left is the core's own work. The peer runs under a Python of its own (about 2 GB):
 
-    python3.11 -m venv /opt/venv-cookbook
-    /opt/venv-cookbook/bin/pip install torch==2.13.0 tinker-cookbook==0.5.8
+    python3.11 -m venv ~/.venvs/cookbook
+    ~/.venvs/cookbook/bin/pip install torch==2.13.0 tinker-cookbook==0.5.8
 
-``--peer`` names that Python when it is elsewhere; without one mtrl is measured alone. Both players
+``--peer`` or MTRL_COOKBOOK_PYTHON names that Python when it is elsewhere; without one mtrl is measured alone. Both players
 live in processes of their own and take turns, round by round, so that what else the machine does
 falls on both; of CPU times the best round counts. mtrl plays with its deadline, budgets, token
 checks, borrows and records, as always; the peer with none of its limits.
@@ -27,10 +27,11 @@ from typing import Any, TypeAlias
 
 from benchmarks.facts import load, write
 from benchmarks.workload import GROUP, TEXTS, Workload, measured
+from tests.peers.venvs import interpreter
 
 Found: TypeAlias = "tuple[Case, dict[str, dict[str, float]]]"
 PLAYERS = {"mtrl": "benchmarks.orchestration_mtrl", "cookbook": "benchmarks.orchestration_cookbook"}
-COOKBOOK = Path("/opt/venv-cookbook/bin/python")
+COOKBOOK = interpreter("cookbook")
 TURNS = (1, 8, 16, 32, 64)
 EPISODES = 2 * GROUP
 ROOT = Path(__file__).resolve().parents[1]
