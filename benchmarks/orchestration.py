@@ -8,10 +8,10 @@ left is the core's own work. The peer runs under a Python of its own (about 2 GB
     python3.11 -m venv ~/.venvs/cookbook
     ~/.venvs/cookbook/bin/pip install torch==2.13.0 tinker-cookbook==0.5.8
 
-``--peer`` or MTRL_COOKBOOK_PYTHON names that Python when it is elsewhere; without one mtrl is measured alone. Both players
-live in processes of their own and take turns, round by round, so that what else the machine does
-falls on both; of CPU times the best round counts. mtrl plays with its deadline, budgets, token
-checks, borrows and records, as always; the peer with none of its limits.
+``--peer`` or MTRL_COOKBOOK_PYTHON names that Python when it is elsewhere; without one mtrl is
+measured alone. Both players live in processes of their own and take turns, round by round, so that
+what else the machine does falls on both; of CPU times the best round counts. mtrl plays with its
+deadline, budgets, token checks, borrows and records, as always; the peer with none of its limits.
 """
 
 import argparse
