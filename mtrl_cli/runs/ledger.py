@@ -94,17 +94,24 @@ def read_ledger(path: Path, unread: list[int] | None = None) -> Iterator[LedgerE
     ``unread`` gets the numbers of the lines that are damaged; without it they are not passed over.
 
     Raises:
-        DamagedFile, or LookupError, TypeError or AttributeError of a line with other contents.
+        DamagedFile: one is.
     """
     entries: dict[str, LedgerEntry] = {}
     for number, raw in whole_lines(path):
         try:
-            line = record_of(raw, path, number)
-            key, state, entry = line.pop("key"), line.pop("state"), line.pop("entry")
-            known = entries[key].facts if key in entries else {}
-            entries[key] = LedgerEntry(key, entry, state, {**known, **line})
-        except (DamagedFile, LookupError, TypeError, AttributeError):
+            _enter(entries, record_of(raw, path, number), path, number)
+        except DamagedFile:
             if unread is None:
                 raise
             unread.append(number)
     yield from entries.values()
+
+
+def _enter(entries: dict[str, LedgerEntry], line: dict[str, Any], path: Path, number: int) -> None:
+    """Raises: DamagedFile: the record is not one of `Ledger`'s."""
+    try:
+        key, state, entry = line.pop("key"), line.pop("state"), line.pop("entry")
+        known = entries[key].facts if key in entries else {}
+    except (KeyError, TypeError):  # the latter of a key that is none
+        raise DamagedFile(path, f"line {number} is no entry of a ledger") from None
+    entries[key] = LedgerEntry(key, entry, state, {**known, **line})

@@ -63,11 +63,8 @@ def read_entries(run: Path, unread: list[int] | None = None) -> list[LedgerEntry
     try:
         return list(read_ledger(path, unread))
     except DamagedFile as error:
-        raise MtrlError(
-            f"{path} is damaged ({error.what}): remove by hand what it names"
-        ) from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise MtrlError(f"{path} is damaged ({error}): remove by hand what it names") from error
+        told = f"{path} is damaged ({error.what}): remove by hand what it names"
+        raise MtrlError(told) from error
 
 
 async def reap(

@@ -156,7 +156,10 @@ def test_who_goes_on_with_a_run_does_not_pass_over_damaged_lines(tmp_path: Path)
     folder = dead_run(tmp_path / "runs", [borrow("run/x-1", "held", kind="x")])
     ledger = folder / "ledger.jsonl"
     ledger.write_text("nonsense\n" + ledger.read_text())
-    with pytest.raises(MtrlError, match=r"ledger.jsonl is damaged \(line 1 "):
+    with pytest.raises(MtrlError, match=r"ledger.jsonl is damaged \(line 1 is not a JSON object"):
+        read_entries(folder)
+    ledger.write_text('{"key":"x"}\n')
+    with pytest.raises(MtrlError, match=r"ledger.jsonl is damaged \(line 1 is no entry of a ledge"):
         read_entries(folder)
 
 
