@@ -73,14 +73,9 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
     attempts = f" in {state.attempt} attempts" if state.attempt > 1 else ""
     yield "episodes", f"{finished.episodes:,}{attempts}, {tokens}"
     if finished.failed:
-        run = shlex.quote(finished.run)
-        yield (
-            "failed",
-            (
-                f"{counted(finished.failed, 'episode')}, played again or left out: "
-                f"mtrl trajectory {run} names them"
-            ),
-        )
+        number = counted(finished.failed, "episode")
+        where = harmless(f"mtrl trajectory {_run_at(finished.folder)}")
+        yield "failed", f"{number}, played again or left out: {where} names them"
     if finished.skipped:
         total = sum(finished.skipped.values())
         yield "skipped", f"{counted(total, 'group')}: {reasons(finished.skipped)}"
@@ -122,9 +117,14 @@ def kept(resumable: Resumable) -> str:
 
 def resuming(folder: str) -> str:
     """The command that goes on with a run."""
+    return harmless(f"mtrl train --resume {_run_at(folder)}")
+
+
+def _run_at(folder: str) -> str:
+    """A run as a command is to find it."""
     path = Path(folder)
     where = "" if path.parent == Path("runs") else f" --runs-dir {shlex.quote(str(path.parent))}"
-    return harmless(f"mtrl train --resume {shlex.quote(path.name)}{where}")
+    return f"{shlex.quote(path.name)}{where}"
 
 
 def _playing(folder: str, play: str | None) -> str:

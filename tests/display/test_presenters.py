@@ -309,6 +309,20 @@ def test_the_audits_figures_stand_in_every_step_and_in_the_summary(width: int | 
     )
 
 
+@pytest.mark.parametrize(
+    ("folder", "option"), [(FOLDER, ""), (f"else where/{RUN}", " --runs-dir 'else where'")]
+)
+def test_failed_episodes_are_counted_with_the_command_that_names_them(
+    folder: str, option: str
+) -> None:
+    watched = begun(Watched(None))
+    ended = RunFinished(RUN, folder, "finished", None, 3, 24, 5000, None, None, None, {}, failed=2)
+    watched.see(ended)
+    watched.presenter.close()
+    told = f"failed     2 episodes, played again or left out: mtrl trajectory {RUN}{option} names"
+    assert told in watched.text
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
     """Nothing is cut in the middle; what matters most stands first."""
