@@ -20,7 +20,7 @@ import numpy as np
 from mtrl_cli.config.capabilities import capabilities
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.doctor.report import Speaker, Told
-from mtrl_cli.rollout.ports import Chat, Sample, SampleRequest, SamplingParams
+from mtrl_cli.rollout.ports import Chat, RefusedTrajectory, SampleRequest, SamplingParams
 from mtrl_cli.rollout.resources import Scope
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.runs.ledger import Ledger
@@ -91,8 +91,13 @@ async def sampled(
         tokens = TokenSequence(prompt)
         if not sample.tokens:
             raise Told("a sample holds no token", "see whether the server's model is whole")
-        _check_ids(sample, vocabulary)
-        tokens.append_sampled(sample, policy, most)
+        try:
+            tokens.append_sampled(sample, policy, most, vocabulary)
+        except RefusedTrajectory as error:
+            if error.reason != "unknown_token":
+                raise
+            remedy = "set server.tokenizer to the tokenizer of server.base_model"
+            raise Told(str(error), remedy) from error
         if turn is None or len(tokens) > len(turn.tokens):
             turn = Turn(tokens, policy)
         if first is None:
@@ -116,15 +121,6 @@ async def sampled(
     if first.policy is not None:
         speaker.ok("the server says which weights it sampled, and they are those asked for")
     return turn
-
-
-def _check_ids(sample: Sample, vocabulary: int) -> None:
-    wrong = [token for token in sample.tokens if not 0 <= token < vocabulary]
-    if wrong:
-        raise Told(
-            f"token {wrong[0]} was sampled, and the tokenizer has ids 0 to {vocabulary - 1}",
-            "set server.tokenizer to the tokenizer of server.base_model",
-        )
 
 
 async def stopped(

@@ -145,7 +145,7 @@ def _check_tokens(tokens: Sequence[int], most: int, vocabulary: int) -> None:
         unknown = next(token for token in tokens if not 0 <= token < vocabulary)
         raise RefusedTrajectory(
             "unknown_token",
-            f"the server sampled token {unknown}, and the tokenizer has ids 0 to {vocabulary - 1}",
+            f"token {unknown} was sampled, and the tokenizer has ids 0 to {vocabulary - 1}",
         )
 
 
