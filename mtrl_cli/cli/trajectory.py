@@ -45,11 +45,8 @@ def show_trajectories(
     group, member = _wanted(which)
     files = trajectory_files(run.path)
     if not files:
-        why = (
-            "yet: they are written at the end of a step"
-            if run.status == "running"
-            else ("(see run.trajectories)")
-        )
+        yet = run.status == "running"
+        why = "yet: they are written at the end of a step" if yet else "(see run.trajectories)"
         raise UsageError(f"{run.id} has no trajectories {why}")
     found = [
         (file, record)

@@ -93,7 +93,7 @@ class Frame:
         self.outcome = Outcome()
         self.behind = 0
         """Steps that earlier attempts have committed."""
-        self._failing = Failing(lambda text: self.observer(Notice(text)))
+        self._failing = Failing(self.notice)
         self._reissued = 0
         """Calls to the server that were made again, as far as it was told."""
         self._begun = False
@@ -140,6 +140,10 @@ class Frame:
             with contextlib.suppress(OSError):  # a full disk is not what the run failed for
                 self.folder.log(error.trace)
         return str(error) or type(error).__name__
+
+    def notice(self, text: str) -> None:
+        """Tell what ends nothing and should be known."""
+        self.observer(Notice(text))
 
     def policy(self, policy: PolicySnapshot) -> None:
         """Note the policy that the run has reached."""
@@ -226,7 +230,7 @@ class Frame:
         self.observer(FolderMade(folder.id, str(folder.path), folder.attempt, self.behind))
         self.observer(PhaseStarted("start-up"))
         for text in notices():
-            self.observer(Notice(text))
+            self.notice(text)
         async with self._parts() as parts:
             self._begun = True
             if parts.listing is not None:
@@ -243,7 +247,7 @@ class Frame:
             self.folder.path,
             self.resources,
             training=self.trains,
-            tell=lambda text: self.observer(Notice(text)),
+            tell=self.notice,
         )
 
     async def _settled(self, work: Coroutine[Any, Any, None]) -> None:

@@ -110,7 +110,7 @@ async def _attempt(frame: Frame, history: History) -> RunFinished:
             folder.attempt,
             parts.chat.vocabulary,
             taken=published(folder.path / "commits.jsonl"),
-            tell=lambda text: frame.observer(Notice(text)),
+            tell=frame.notice,
         )
         async with frame.resources.scope("run") as scope:
             await scope.borrow(operations.server_model(frame.plan.model))

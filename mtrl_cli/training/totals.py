@@ -1,6 +1,6 @@
 """What a run has consumed so far."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +34,8 @@ class Totals:
             totals._skip(how for how in commit.groups.values() if how != TRAINED)
         return totals
 
-    def consume(self, groups: Iterable[Group], skipped: Mapping[str, int]) -> None:
+    def consume(self, groups: Sequence[Group], skipped: Mapping[str, int]) -> None:
         """Count the episodes of ``groups``."""
-        groups = list(groups)
         members = [member for group in groups for member in group.members]
         self.episodes += len(members)
         self.failed += sum(len(group.failures) for group in groups)
