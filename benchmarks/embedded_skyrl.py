@@ -22,7 +22,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -51,7 +50,7 @@ from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities, ModelSpec
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.servers.tinker.service import TinkerService
-from tests.peers.venvs import interpreter
+from tests.peers.venvs import end_session, interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "mtrl_cli" / "assets" / "mtrl-tiny" / "tokenizer.json"
@@ -184,12 +183,7 @@ def skyrl(folder: Path, python: str, backend: Mapping[str, int]) -> Iterator[Ser
         )
         yield Served("SkyRL", process.pid, client, str(model), since)
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end_session(process)
 
 
 async def compare(python: str, rounds: int, backend: Mapping[str, int]) -> list[Served]:

@@ -24,7 +24,6 @@ MTRL_SKYRL_CACHE keeps what JAX compiled (the first run takes minutes more). The
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +42,7 @@ from mtrl_cli.rollout.ports import Sample, SampleRequest, SamplingParams
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import AdamSpec, Capabilities, Datum, LossSpec, ModelSpec
 from mtrl_cli.servers.tinker.service import TinkerService
-from tests.peers.venvs import interpreter
+from tests.peers.venvs import end_session, interpreter
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -95,12 +94,7 @@ def server(
         _until_started(process, log)
         yield Server(VERSIONS[short], f"http://127.0.0.1:{port}", str(model), log)
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+        end_session(process)
 
 
 def _until_started(process: subprocess.Popen[bytes], log: Path) -> None:
