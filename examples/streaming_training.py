@@ -52,7 +52,7 @@ async def train(opened: Run, operations: Operations) -> None:
             driver.publish(policy)
             commit(opened.folder, step + 1, policy, None, kept.outcomes)
             rewards = [reward for group in kept.groups for reward in group.rewards]
-            print(f"step {step + 1}: mean return {fmean(rewards or [0]):+.3f}, {policy.uri}")
+            print(f"step {step + 1}: mean reward {fmean(rewards or [0]):+.3f}, {policy.uri}")
 
 
 async def publish(opened: Run, operations: Operations, step: int) -> PolicySnapshot:

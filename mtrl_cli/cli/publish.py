@@ -96,7 +96,7 @@ def _row(policy: NamedPolicy, now: float) -> tuple[str, ...]:
 
 
 def _evaluation(manifest: Mapping[str, Any]) -> str:
-    """The mean return of this very policy, where its run has evaluated it."""
+    """The mean reward of this very policy, where its run has evaluated it."""
     evaluations = manifest.get("evaluation")
     if not isinstance(evaluations, Mapping):
         return "-"

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.display.lines import evaluation_name, reasons
+from mtrl_cli.display.lines import evaluation_name
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import kept, resuming, summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import clock, harmless, short_age
+from mtrl_cli.display.words import reasons
 from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.ledger import LedgerEntry
 from mtrl_cli.runs.places import runs_dir_option

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.display.lines import reasons
 from mtrl_cli.display.terminal import Screen, abilities, columns
 from mtrl_cli.display.text import harmless, policy_name, reward, table
+from mtrl_cli.display.words import reasons
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.trajectory import FAILED
 from mtrl_cli.runs.registry import RunRecord, find_run

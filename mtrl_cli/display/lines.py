@@ -13,6 +13,7 @@ from mtrl_cli.display.text import (
     reward,
     short_age,
 )
+from mtrl_cli.display.words import outcome, outcomes
 from mtrl_cli.training.events import Comparison, Evaluated, FolderMade
 
 Redact = Callable[[str], str]
@@ -48,8 +49,8 @@ def _step_parts(state: RunState, now: float) -> Iterator[str]:
     yield f"step {state.step}/{state.steps}"
     yield f"{state.step_seconds:.1f}s"
     yield f"reward {reward(metrics.get('reward'))}"
-    if "solved" in metrics:
-        yield f"solved {metrics['solved']:.0%}"
+    if "pass_rate" in metrics:
+        yield f"passed {metrics['pass_rate']:.0%}"
     yield _trained(metrics)
     yield f"failed {failed}" if failed else ""
     yield from (f"{name} {figure(metrics[name])}" for name in ("kl",) if name in metrics)
@@ -86,7 +87,7 @@ def group_line(group: GroupView, now: float) -> str:
     if group.retries:
         told += f" | {group.retries} retried"
     if group.outcome not in (None, "complete"):
-        told += f" | {harmless(group.outcome or '')}"
+        told += f" | {harmless(outcome(group.outcome or ''))}"
     return told
 
 
@@ -184,9 +185,4 @@ def _trained(metrics: Mapping[str, float]) -> str:
         for name, count in metrics.items()
         if name.startswith("skipped/") and count
     }
-    return f"{trained} ({reasons(skipped)})" if skipped else trained
-
-
-def reasons(counts: Mapping[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{harmless(reason)} {count:,}" for reason, count in ordered)
+    return f"{trained} ({outcomes(skipped)})" if skipped else trained

@@ -142,8 +142,8 @@ def _reward_parts(state: RunState, glyphs: Glyphs) -> Iterable[str]:
     if (change := state.trend()) is not None:
         yield f"10-step {change:+z.3f}"
     metrics = state.metrics
-    if "solved" in metrics:
-        yield f"solved {metrics['solved']:.0%}"
+    if "pass_rate" in metrics:
+        yield f"passed {metrics['pass_rate']:.0%}"
     yield from (f"{name} {figure(metrics[name])}" for name in ("kl",) if name in metrics)
     if "parity_max" in metrics:
         yield f"parity {gap(metrics['parity_max'])}"

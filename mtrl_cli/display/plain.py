@@ -8,6 +8,7 @@ from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless, reward
+from mtrl_cli.display.words import outcome
 from mtrl_cli.rollout.events import GroupFinished
 from mtrl_cli.training.events import (
     Evaluated,
@@ -75,7 +76,8 @@ class PlainPresenter:
                 self._info(lines.progress_line(self.state))
             case GroupFinished() if group is not None and self.state.plan.keep_groups:
                 mean = reward(event.mean_reward)
-                self._info(f"group {event.group} {harmless(event.outcome)} | reward {mean}")
+                ended = harmless(outcome(event.outcome))
+                self._info(f"group {event.group} {ended} | reward {mean}")
 
     def tick(self) -> None:
         """Called a few times a second."""

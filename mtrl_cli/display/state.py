@@ -101,7 +101,7 @@ class EvaluationView:
 
     @property
     def mean(self) -> float | None:
-        """The mean return so far."""
+        """The mean reward so far."""
         if self.mixed or not self.rewarded:
             return None
         return self.total_reward / self.rewarded

@@ -4,9 +4,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mtrl_cli.display.lines import counted, interval, reasons, with_error
+from mtrl_cli.display.lines import counted, interval, with_error
 from mtrl_cli.display.state import GroupView, RunState
 from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward
+from mtrl_cli.display.words import outcome, outcomes, reasons
 from mtrl_cli.training.events import Comparison, Evaluated, Resumable, RunFailed, RunFinished
 
 _ALIKE = "constant_reward"
@@ -20,12 +21,12 @@ def summary(state: RunState, now: float, play: str | None = None) -> list[str]:
         return []
     lines = [_headline(state, finished, now)]
     if state.plan.keep_groups:
-        lines += outcomes(state.finished_groups)
+        lines += played(state.finished_groups)
     lines += [f"{label:<11}{text}" for label, text in _facts(state, finished, play)]
     return lines
 
 
-def outcomes(groups: list[GroupView]) -> list[str]:
+def played(groups: list[GroupView]) -> list[str]:
     """A table of played groups: the rewards of their members, and why they ended."""
     if not groups:
         return []
@@ -39,7 +40,7 @@ def outcomes(groups: list[GroupView]) -> list[str]:
             for _, member in sorted(group.members.items())
         )
         if group.outcome not in (None, "complete"):
-            members = f"{members}  [{harmless(group.outcome or '')}]".strip()
+            members = f"{members}  [{harmless(outcome(group.outcome or ''))}]".strip()
         lines.append(
             f"{group.group:>5}  {harmless(group.task):<{width}}  {mean:>6}"
             f"  {group.tokens:>7,}  {members}"
@@ -78,7 +79,7 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
         yield "failed", f"{number}, played again or left out: {where} names them"
     if finished.skipped:
         total = sum(finished.skipped.values())
-        yield "skipped", f"{counted(total, 'group')}: {reasons(finished.skipped)}"
+        yield "groups", f"{total:,} gave no advantage: {outcomes(finished.skipped)}"
     if state.metrics and finished.policy and finished.policy == state.first_policy:
         alike = " (no group's rewards differed)" if set(finished.skipped) == {_ALIKE} else ""
         yield "NOTE", f"nothing was trained{alike}: the policy is unchanged"

@@ -23,7 +23,7 @@ class Panel:
 
 
 def learning_curve(runs: Sequence[RunFacts], named: Sequence[str]) -> Chart:
-    """Mean return of each step's episodes, evaluations as marks, the task's reference lines."""
+    """Mean reward of each step's episodes, evaluations as marks, the task's reference lines."""
     series: list[Series] = []
     for colour, (name, run) in enumerate(zip(named, runs, strict=True)):
         lines = [line for line in run.steps if "reward" in line]
@@ -40,7 +40,7 @@ def learning_curve(runs: Sequence[RunFacts], named: Sequence[str]) -> Chart:
         series.append(Series(f"{name}: evaluation", marks, colour, reach, marks=True))
     known = [run.references for run in runs if run.references]
     shared = known[0] if known and all(each == known[0] for each in known) else {}
-    return Chart("Mean return by step", series, "mean return", tuple(shared.items()), large=True)
+    return Chart("Mean reward by step", series, "mean reward", tuple(shared.items()), large=True)
 
 
 def evaluation_points(run: RunFacts) -> tuple[list[Point], list[float]]:

@@ -1,7 +1,7 @@
 """The trajectories that a report shows: a sample of a run's, token by token.
 
 A few steps are chosen, evenly from the first to the last; of each the groups with the best, the
-worst and the most spread returns; of each of these the best and the worst members. Advantages are
+worst and the most spread rewards; of each of these the best and the worst members. Advantages are
 not recorded: they are computed again from the rewards, by the run's own form (see
 `training.recorded`), and are those before token weights and without a KL term.
 """
@@ -14,8 +14,8 @@ from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.resolve import resolve
 from mtrl_cli.display.text import harmless
+from mtrl_cli.display.words import outcome
 from mtrl_cli.errors import MtrlError
-from mtrl_cli.report import words
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
 from mtrl_cli.training.plan import TrainingPlan
@@ -49,8 +49,8 @@ def chosen_episodes(run: RunFacts) -> tuple[list[dict[str, Any]], str | None]:
         for record in _chosen(records):
             key = (record["group"], record["member"])
             advantage = None if record["reward"] is None else advantages.get(key)
-            outcome = commit.groups.get(record["group"], "?")
-            shown.append(_episode(step, record, outcome, advantage, read))
+            became = commit.groups.get(record["group"], "?")
+            shown.append(_episode(step, record, became, advantage, read))
     return shown, note
 
 
@@ -116,7 +116,7 @@ def _rewards(rows: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def _episode(
-    step: int, record: Mapping[str, Any], outcome: str, advantage: float | None, read: Reader
+    step: int, record: Mapping[str, Any], became: str, advantage: float | None, read: Reader
 ) -> dict[str, Any]:
     ids = record["tokens"][:LONGEST]
     return {
@@ -126,7 +126,7 @@ def _episode(
         "refill": record["refill"],
         "task": _plain(record["task"]["id"]),
         "policy": record["policy_step"],
-        "outcome": words.outcome(outcome),
+        "outcome": outcome(became),
         "stop": record["stop"],
         "reward": record["reward"],
         "advantage": advantage,

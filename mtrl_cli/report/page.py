@@ -13,6 +13,7 @@ from typing import Any
 
 from mtrl_cli import __version__
 from mtrl_cli.display.text import policy_name
+from mtrl_cli.display.words import because, outcome
 from mtrl_cli.report import words
 from mtrl_cli.report.charts import learning_curve, panels, wall
 from mtrl_cli.report.episodes import chosen_episodes
@@ -33,7 +34,7 @@ _BROWSER = """<div class="browser">
 <label>Step <select name="step"></select></label>
 <label>Order <select name="order"><option value="group">group</option>
 <option value="best">best first</option><option value="worst">worst first</option></select></label>
-<span class="soft">group/member and return</span></div>
+<span class="soft">group/member and reward</span></div>
 <div class="list"></div><div class="episode"></div></div></div>"""
 
 
@@ -90,7 +91,7 @@ def _keys(run: RunFacts) -> Iterator[tuple[str, str]]:
     for label in ("before", "after"):
         if (found := run.evaluation(label)) is not None:
             games = f"{found['games']:,} games"
-            yield f"return {label} training, {games}", with_error(found["mean"], found.get("se"))
+            yield f"reward {label} training, {games}", with_error(found["mean"], found.get("se"))
     after = run.evaluation("after")
     if after is not None and (versus := after.get("versus")):
         gain = with_error(versus["mean"], versus.get("se"), sign=True)
@@ -156,7 +157,7 @@ def _evaluations(runs: Sequence[RunFacts], named: Sequence[str]) -> str:
     heads = (
         "evaluation",
         "games",
-        "return (95 %)",
+        "reward (95 %)",
         "passed",
         "unfinished",
         "invalid calls",
@@ -261,10 +262,7 @@ def _times(run: RunFacts) -> str:
 def _groups(run: RunFacts) -> str:
     whole = sum(run.outcomes.values())
     ordered = sorted(run.outcomes.items(), key=lambda item: (-item[1], item[0]))
-    rows = [
-        (words.outcome(how), n, (f"{n:,}", f"{n / whole:.0%}"), words.because(how))
-        for how, n in ordered
-    ]
+    rows = [(outcome(how), n, (f"{n:,}", f"{n / whole:.0%}"), because(how)) for how, n in ordered]
     return bars(rows) if whole else ""
 
 

@@ -36,7 +36,7 @@ for (const browser of document.querySelectorAll(".browser")) {
     const head = make("h3", `Step ${episode.step}, group ${episode.group}, member ${episode.member}` +
       (episode.refill ? `, refill ${episode.refill}` : ""));
     const facts = make("p", `${episode.task} · policy of step ${episode.policy} · group: ${episode.outcome} · ended by ${episode.stop}` +
-      ` · return ${told(episode.reward)} · advantage ${signed(episode.advantage)}` +
+      ` · reward ${told(episode.reward)} · advantage ${signed(episode.advantage)}` +
       ` · ${episode.logprobs.length} of ${episode.ids.length + episode.cut} tokens sampled`, "soft");
     place.replaceChildren(head, facts);
     if (episode.failure) place.append(make("p", episode.failure, "warn"));

@@ -54,7 +54,7 @@ class DeclaredTask:
         tools: see the module, as are ``actions``, ``observation`` and ``features``.
         reset: further arguments of the environment's reset.
         members_differ: hand the group member's index to reset, as ``member``.
-        references: mean returns of known policies.
+        references: mean rewards of known policies.
 
     Raises:
         UsageError: a declaration that cannot mean anything.

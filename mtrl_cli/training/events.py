@@ -68,7 +68,7 @@ class EvaluationProgress:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A policy against another one on the same games: the returns' differences, game by game."""
+    """A policy against another one on the same games: the rewards' differences, game by game."""
 
     against: str
     """The other policy."""
@@ -88,7 +88,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The return of a policy over ``games`` episodes; intervals are of 95 %."""
+    """The reward of a policy over ``games`` episodes; intervals are of 95 %."""
 
     label: str
     policy: str
@@ -107,7 +107,7 @@ class Evaluated:
     unfinished: int = 0
     """Episodes that ended without the environment's ``done``."""
     failed: int = 0
-    """Games left out: they have no return."""
+    """Games left out: they have no reward."""
     temperature: float | None = None
     versus: Comparison | None = None
 

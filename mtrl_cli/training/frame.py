@@ -210,7 +210,7 @@ class Frame:
 
     def announce(self, parts: Parts, steps: int, step: int = 0) -> None:
         """Tell that the work begins: of ``steps`` steps, ``step`` are behind us."""
-        # Mean returns of known policies, drawn beside the learning curve; a task may have them.
+        # Mean rewards of known policies, drawn beside the learning curve; a task may have them.
         references = dict(getattr(parts.task, "references", None) or {})
         self.folder.update(steps=steps, references=references)
         self.observer(

@@ -1,6 +1,6 @@
 """What was played in an evaluation, game by game; its figures, and its pairs with another one.
 
-A game that failed has no return. It is left out of the figures, and of both
+A game that failed has no reward. It is left out of the figures, and of both
 sides of a comparison, and counted; an unfinished episode counts with its ``unfinished_reward``.
 
 The record of an evaluation is one file, so that a later one, also of a resumed run, can be paired
@@ -32,7 +32,7 @@ class Game:
 
     index: int
     reward: float | None
-    """Its return; None when it failed."""
+    """Of the whole episode; None when it failed."""
     stop: str
     passed: bool = False
     turns: int = 0
@@ -55,13 +55,13 @@ class Played:
         return [game for game in self.games if game.reward is not None]
 
     @property
-    def returns(self) -> dict[int, float]:
+    def rewards(self) -> dict[int, float]:
         return {game.index: game.reward for game in self.games if game.reward is not None}
 
     def figures(self, versus: Comparison | None = None) -> Evaluated:
-        """What is reported of these games; one of them at least has a return."""
+        """What is reported of these games; one of them at least has a reward."""
         scored = self.scored
-        mean = mean_of(list(self.returns.values()))
+        mean = mean_of(list(self.rewards.values()))
         passed, turns = sum(game.passed for game in scored), sum(game.turns for game in scored)
         return Evaluated(
             label=self.label,
@@ -124,7 +124,7 @@ def compare(new: Played, old: Played) -> Comparison | None:
     """
     if (new.seed, new.temperature) != (old.seed, old.temperature):
         return None
-    mine, theirs = new.returns, old.returns
+    mine, theirs = new.rewards, old.rewards
     shared = sorted(mine.keys() & theirs.keys())
     if not shared:
         return None

@@ -61,7 +61,7 @@ def outcome_metrics(groups: Sequence[Group], passed: PassRule) -> dict[str, floa
     if not every:
         return {}
     return {
-        "solved": float(np.mean([passed(value) for value in every])),
+        "pass_rate": float(np.mean([passed(value) for value in every])),
         "group_std": float(np.mean([np.std(group) for group in rewards if group])),
     }
 

@@ -21,7 +21,7 @@ def test_show_says_what_the_run_said_at_its_end(trained: World) -> None:
     done = trained.mtrl("show", trained.first)
     assert done.returncode == 0, done.stderr
     for line in trained.told.splitlines():
-        if line.startswith(("reward ", "paired ", "episodes ", "skipped ", "audit ", "policy ")):
+        if line.startswith(("reward ", "paired ", "episodes ", "groups ", "audit ", "policy ")):
             assert line in done.stdout
     assert f"publish    mtrl publish {trained.first} --name NAME" in done.stdout
     assert "training calls: done " in done.stdout

@@ -157,7 +157,7 @@ def test_a_finished_step_scrolls_away_above_and_its_groups_go() -> None:
     frame = watched.frame()
     assert frame[0] == "group 0 bj-seed-0 | v11 | 2/8 | reward 0.50 | 200 tokens | 14s"
     assert frame[2] == "group 2 bj-seed-2 | v11 | 0/8 | reward - | 0 tokens | 14s"
-    assert frame[3].startswith("step 12/50 | 14.2s | reward 0.463 | trained 13/16 (constant_")
+    assert frame[3].startswith("step 12/50 | 14.2s | reward 0.463 | trained 13/16 (equal rew")
     assert len(frame[3]) <= 80
     assert frame[4].startswith("mtrl train")
     assert not any(line.startswith("group") for line in frame[5:])
@@ -172,7 +172,9 @@ def test_where_a_step_has_many_groups_its_line_stands_for_them() -> None:
         StepFinished(12, 50, "u/v12", {"reward": 0.463}),
     )
     above = watched.frame()[:2]
-    assert above[0].startswith("group 1 bj-seed-1 | v11 | 0/8 | reward - | 0 tokens | 0s | env_")
+    assert above[0].startswith(
+        "group 1 bj-seed-1 | v11 | 0/8 | reward - | 0 tokens | 0s | environment f"
+    )
     assert above[1].startswith("step 12/50 | ")
 
 
@@ -235,7 +237,7 @@ def test_plain_lines_say_what_ended() -> None:
     watched.presenter.stopping(Stopping(1, "SIGTERM", watched.clock.now))
     assert watched.text.splitlines() == [
         f"12:17:40 INFO  run {RUN} in {FOLDER}",
-        "12:17:40 INFO  step 12/50 | 14.2s | reward 0.463 | trained 13/16 (constant_reward 3)"
+        "12:17:40 INFO  step 12/50 | 14.2s | reward 0.463 | trained 13/16 (equal rewards 3)"
         " | kl 0.012 | gen 1.4k tok/s | tokens 200 | step-000012 | eta 00:08:59",
         "12:17:40 INFO  evaluation after: -0.060 ± 0.012 over 6,000 games, invalid tool calls 0.3%",
         "12:17:40 WARN  stopping (SIGTERM): nothing new starts; issued work settles"
@@ -327,7 +329,7 @@ def test_failed_episodes_are_counted_with_the_command_that_names_them(
 def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
     """Nothing is cut in the middle; what matters most stands first."""
     watched = begun(Watched(width))
-    figures = {"solved": 0.41, "kl": 0.012, "parity_max": 3e-6, "staleness": 0.4}
+    figures = {"pass_rate": 0.41, "kl": 0.012, "parity_max": 3e-6, "staleness": 0.4}
     more = {"staleness_max": 1.0, "invalid_calls": 0.03, "entropy": 0.62, "loss": -0.0041}
     for step in range(1, 21):
         metrics = {"reward": step / 100, **figures, **more}
@@ -342,7 +344,7 @@ def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
     head = watched.frame()[:5]
     first = f"reward 0.200 {sparkline([n / 100 for n in range(1, 21)], '▁▂▃▄▅▆▇█')}"
     assert first.endswith("▇██")
-    assert head[3].startswith(f"{first}  10-step +0.100  solved 41%")
+    assert head[3].startswith(f"{first}  10-step +0.100  passed 41%")
     assert head[4].startswith("busy 22/64  gen 200 tok/s  traj 120/min  tokens 200  stale 0.4/1")
     wide = width == 140
     assert ("loss -0.0041" in head[3]) == wide

@@ -46,7 +46,7 @@ def total(cards: str) -> int:
 
 
 async def play(envs: Any, task: Any, games: int, least: int) -> float:
-    """The mean return of hitting below ``least``; every text is checked on the way."""
+    """The mean reward of hitting below ``least``; every text is checked on the way."""
     returns = 0.0
     for number in range(games):
         environment = await envs.open()

@@ -10,7 +10,7 @@ from mtrl_cli.runs.trajectories import sealed
 
 RUN = "20261129-120000-beef"
 REWARDS = {0: [1.0, -1.0, -1.0, -1.0], 1: [0.5, 0.5, 0.5, 0.5]}
-"""Group → its members' returns; both groups are consumed by step 1."""
+"""Group → its members' rewards; both groups are consumed by step 1."""
 
 
 def make_run(

@@ -182,7 +182,7 @@ def test_axes_say_what_they_are_and_a_line_that_ends_says_why(tmp_path: Path) ->
     assert "not measured from step 2 on: the coefficient is 0 there (train.kl_end_step)" in text
     assert "nats (logarithmic)" in text
     assert "nats a token (logarithmic)" not in text
-    assert text.count("mean returnstep") == 1
+    assert text.count("mean rewardstep") == 1
     path = make_run(tmp_path, run="20261129-120001-cafe", overrides=("train.kl_end_step=2",))
     assert "not measured" not in report(tmp_path, path.name).text
 

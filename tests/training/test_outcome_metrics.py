@@ -17,5 +17,8 @@ def group(*rewards: float | None) -> Group:
 def test_the_share_that_passed_and_the_spread_within_groups() -> None:
     groups = [group(1.0, -1.0, None), group(0.5, 0.5), group(None), group()]
     figures = outcome_metrics(groups, lambda reward: reward > 0)
-    assert figures == {"solved": pytest.approx(3 / 4), "group_std": pytest.approx((1.0 + 0.0) / 2)}
+    assert figures == {
+        "pass_rate": pytest.approx(3 / 4),
+        "group_std": pytest.approx(0.5),
+    }
     assert outcome_metrics([group(None)], bool) == {}

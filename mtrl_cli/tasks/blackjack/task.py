@@ -16,7 +16,7 @@ class Blackjack:
         "hit below 17": -0.080,
         "optimum": -0.0425,
     }
-    """Exact mean returns under these rules, rounded."""
+    """Exact mean rewards under these rules, rounded."""
 
     def __init__(self, name: str = "blackjack", unfinished_reward: float = -1.0) -> None:
         self.name = name
