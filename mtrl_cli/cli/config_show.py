@@ -53,13 +53,18 @@ def show_config(
             "options": dict(composed.choices),
             "overrides": [override.shown for override in composed.overrides],
             "values": {
-                one.key: {"value": one.value, "origin": one.kind, "where": one.where or None}
+                one.key: {
+                    "value": one.value,
+                    "origin": one.origin.kind,
+                    "where": one.origin.where or None,
+                    "line": one.origin.line,
+                }
                 for one in found
             },
         }
         screen.line(json.dumps(redacted(facts, composed.redact), indent=2))
     else:
-        rows = [(one.key, _text(one.value), one.where or one.kind) for one in found]
+        rows = [(one.key, _text(one.value), one.origin.told) for one in found]
         room = _room_for_values(rows)
         cut = [(key, _cut(value, room), origin) for key, value, origin in rows]
         for line in table([("key", "value", "from"), *cut]):

@@ -23,14 +23,24 @@ from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
+from omegaconf.grammar_parser import parse
 
 from mtrl_cli.config import places
+from mtrl_cli.config.defaults import (
+    PRIMARY,
+    missing_file,
+    named_file,
+    refuse_hydras_own,
+    without_hydras_own,
+    without_self,
+)
 from mtrl_cli.config.errors import ConfigError
-from mtrl_cli.config.keys import nearest, schema_keys
+from mtrl_cli.config.keys import schema_keys
+from mtrl_cli.config.lines import written
 from mtrl_cli.config.locate import locate
 from mtrl_cli.config.overrides import CheckedOverride, check_all, split_conf
-from mtrl_cli.config.refusals import all_refused, wrong_value
+from mtrl_cli.config.refusals import all_refused, refuse_dotted, wrong_value
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
     Redactor,
@@ -40,21 +50,7 @@ from mtrl_cli.config.secrets import (
     redactor,
     secret_keys,
 )
-
-_PRIMARY = "mtrl_experiment"
-"""Under this name the experiment's file is handed to Hydra; no file of a user is called so."""
-
-_UNUSED = (
-    "output",
-    "launcher",
-    "sweeper",
-    "help",
-    "hydra_help",
-    "hydra_logging",
-    "job_logging",
-    "env",
-)
-"""Groups of Hydra's own configuration that only an application of Hydra's has a use for."""
+from mtrl_cli.config.sources import Sources, value_at
 
 _BEYOND = 2**64
 
@@ -116,12 +112,14 @@ class Composed:
                 if found is not None:
                     yield found
 
+    @cached_property
+    def sources(self) -> Sources:
+        """The files and the overrides."""
+        return Sources(self.file, self.dirs, self.choices, self.overrides)
+
     def origin(self, key: str) -> str:
-        """What set a key: the override, or the file."""
-        for override in reversed(self.overrides):
-            if override.sets(key):
-                return override.shown
-        return places.shown(_file_of(key, self.file, self.choices, self.dirs))
+        """What set a key: the override, or the file and the line."""
+        return self.sources.set_by(key, value_at(self.container, key))
 
 
 def compose(
@@ -138,16 +136,11 @@ def compose(
     asked = conf or named or places.DEFAULT_EXPERIMENT
     file, dirs = locate(asked, config_dirs)
     node = _read(file)
-    if "hydra" in node:
-        raise ConfigError(
-            "hydra: is Hydra's own configuration, and mtrl does not run as a Hydra application",
-            at=places.shown(file),
-            hint="the run folder is run.dir, further folders of YAML files are --config-dir",
-        )
+    refuse_hydras_own(node, file)
     checked = check_all(rest, dirs)
     container, choices = _compose(node, file, checked, dirs)
     _anchor(container)
-    composed = _typed(asked, file, container, choices, checked, dirs)
+    composed = _typed(asked, container, Sources(file, dirs, choices, checked))
     _refuse_without_base(container, file)
     return composed
 
@@ -159,7 +152,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise _yaml_error(error, file) from error
     except (OSError, ValueError, RecursionError, OmegaConfBaseException) as error:
         reason = _first_line(error)
-        raise ConfigError(f"cannot read the file: {reason}", at=places.shown(file)) from error
+        line = _unparsable(file) if isinstance(error, GrammarParseError) else None
+        raise ConfigError(f"cannot read the file: {reason}", at=places.named(file, line)) from error
     if not isinstance(node, dict):
         raise ConfigError(
             "the file holds no experiment",
@@ -167,6 +161,18 @@ def _read(file: Path) -> dict[str, Any]:
             hint="write `key: value` lines; see conf/blackjack.yaml",
         )
     return {str(key): value for key, value in node.items()}
+
+
+def _unparsable(file: Path) -> int | None:
+    """The line of the first text whose interpolation cannot be read."""
+    for one in written(file):
+        if "${" not in one.text:
+            continue
+        try:
+            parse(one.text)
+        except GrammarParseError:
+            return one.line
+    return None
 
 
 def _compose(
@@ -186,42 +192,28 @@ def _compose(
         warnings.filterwarnings("error", message=".*missing `_self_`", category=UserWarning)
         Plugins.instance().register(_SearchPath)
         _dirs[:] = dirs[1:]
-        ConfigStore.instance().store(name=_PRIMARY, node=_without_hydras_own(node))
+        ConfigStore.instance().store(name=PRIMARY, node=without_hydras_own(node))
         try:
             with initialize_config_dir(str(dirs[0]), job_name="mtrl", version_base="1.3"):
-                config = hydra.compose(_PRIMARY, overrides=told, return_hydra_config=True)
+                config = hydra.compose(PRIMARY, overrides=told, return_hydra_config=True)
         except UserWarning as error:
-            raise ConfigError(
-                "the defaults list does not say where the file's own values go",
-                at=_named_file(str(error), file, dirs),
-                hint="end the defaults list with `- _self_`",
-            ) from error
+            raise without_self(error, file, dirs) from error
         except MissingConfigException as error:
-            raise _missing_file(error, node, file, dirs) from error
+            raise missing_file(error, node, file, dirs) from error
         except yaml.YAMLError as error:
             raise _yaml_error(error, file) from error
         except RecursionError as error:
             raise ConfigError("its defaults lead back to itself", at=places.shown(file)) from error
         except Exception as error:  # Hydra lets through whatever reading a group's file raised
             raise ConfigError(
-                f"cannot compose: {_first_line(error).replace(_PRIMARY, file.name)}",
-                at=_named_file(str(error), file, dirs),
+                f"cannot compose: {_first_line(error).replace(PRIMARY, file.name)}",
+                at=named_file(str(error), file, dirs),
             ) from error
     chosen = config.hydra.runtime.choices
     choices = {str(group): str(chosen[group]) for group in chosen if "hydra" not in str(group)}
     with open_dict(config):
         del config["hydra"]
     return _plain(config), choices
-
-
-def _without_hydras_own(node: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment's file, which also says that Hydra need not compose its own `_UNUSED` groups:
-    they are more files than an experiment has, and a third of the time."""
-    listed = node.get("defaults", ["_self_"])
-    if not isinstance(listed, list):
-        return dict(node)  # Hydra says what is wrong with it
-    unused = [{f"override hydra/{group}": None} for group in _UNUSED]
-    return {**node, "defaults": [*listed, *unused]}
 
 
 def _refuse_without_base(container: dict[str, Any], file: Path) -> None:
@@ -249,31 +241,25 @@ def _anchor(container: dict[str, Any]) -> None:
         server["store"] = os.path.abspath(store)  # noqa: PTH100 - links stay as written
 
 
-def _typed(
-    asked: str,
-    file: Path,
-    container: dict[str, Any],
-    choices: Mapping[str, str],
-    overrides: tuple[CheckedOverride, ...],
-    dirs: tuple[Path, ...],
-) -> Composed:
+def _typed(asked: str, container: dict[str, Any], sources: Sources) -> Composed:
     """Merge into the schema, which refuses unknown keys and wrong types."""
-    draft = Composed(asked, file, DictConfig({}), choices, overrides, dirs)
+    set_by = sources.set_by
+    refuse_dotted(container, set_by)
     for key, value in _nodes(container):
         if (kind := schema_keys().get(key)) == "section" and not isinstance(value, dict):
             raise ConfigError(
                 f"{key} is a section, not one value: {value!r:.60}",
-                at=draft.origin(key),
+                at=set_by(key, value),
                 hint="write its keys below it"
                 if "." in key
                 else f"write its keys below it, or choose an option in the defaults list: "
                 f"`- override {key}: NAME`",
             )
         if kind == "open" and isinstance(value, list):  # OmegaConf would not say which key it is
-            raise wrong_value(key, value, draft.origin(key))
+            raise wrong_value(key, value, set_by(key, value))
     for key, value, _ in leaves(container):
         if isinstance(value, int) and abs(value) >= _BEYOND:  # also for OmegaConf, where it ends
-            raise ConfigError(f"{key}: a number far beyond every bound", at=draft.origin(key))
+            raise ConfigError(f"{key}: a number far beyond every bound", at=set_by(key, value))
     try:
         config = _merged(container)
         # A merge keeps the schema's default where a file says `???`: state the gap again.
@@ -281,9 +267,9 @@ def _typed(
             if value == "???":
                 OmegaConf.update(config, key, "???")
     except OmegaConfBaseException as error:
-        raise all_refused(error, container, draft.origin, _merged) from error
+        raise all_refused(error, container, set_by, _merged) from error
     assert isinstance(config, DictConfig)
-    return Composed(asked, file, config, choices, overrides, dirs)
+    return Composed(asked, sources.file, config, sources.choices, sources.overrides, sources.dirs)
 
 
 def _nodes(container: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -303,35 +289,6 @@ def _merged(container: dict[str, Any]) -> Any:
     return OmegaConf.unsafe_merge(schema, container)
 
 
-def _missing_file(
-    error: MissingConfigException, node: dict[str, Any], file: Path, dirs: tuple[Path, ...]
-) -> ConfigError:
-    """A defaults list names a file that does not exist."""
-    name = str(error.missing_cfg_file)
-    group, slash, option = name.rpartition("/")
-    # Hydra names the file whose list is overridden; the wrong word may stand in the experiment's.
-    own = option in str(node.get("defaults"))
-    at = places.shown(file) if own else _named_file(str(error), file, dirs)
-    available = list(error.options or places.groups(dirs).get(group, []))
-    if not slash:
-        available = [path.stem for folder in dirs for path in folder.glob("*.yaml")]
-    near = nearest(option, available)
-    guess = f"did you mean {near}? " if near else ""
-    what = f"{group!r} has no option {option!r}" if slash else f"no file {name!r} to build on"
-    return ConfigError(
-        what, at=at, hint=f"{guess}available: {', '.join(sorted(set(available))) or 'none'}"
-    )
-
-
-def _named_file(message: str, file: Path, dirs: tuple[Path, ...]) -> str:
-    """The file that a message of Hydra is about (``In 'NAME': …``), else the experiment's."""
-    if message.startswith("In '"):
-        name = message.split("'")[1]
-        if name != _PRIMARY and (found := places.find(dirs, name)):
-            return places.shown(found)
-    return places.shown(file)
-
-
 def _yaml_error(error: yaml.YAMLError, file: Path) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -339,18 +296,6 @@ def _yaml_error(error: yaml.YAMLError, file: Path) -> ConfigError:
         return ConfigError(f"not valid YAML: {problem}", at=places.shown(file))
     where = f"{places.shown(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}"
     return ConfigError(f"not valid YAML: {problem}", at=where)
-
-
-def _file_of(key: str, file: Path, choices: Mapping[str, str], dirs: tuple[Path, ...]) -> Path:
-    """The file that sets a key: the experiment's own, or that of the chosen option."""
-    node: Any = _read(file)
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    if node is not None:
-        return file
-    group = key.partition(".")[0]
-    option = places.find(dirs, f"{group}/{choices[group]}") if group in choices else None
-    return option or file
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def check(argument: str, dirs: Sequence[Path]) -> CheckedOverride:
     if "=" not in argument and not argument.startswith("~"):
         raise _not_an_override(argument, dirs)
     key = argument.partition("=")[0].lstrip("+~").partition("@")[0]
-    if key.split(".")[0] == "hydra":
+    if key.replace("/", ".").split(".")[0] == "hydra":
         raise ConfigError(
             f"{key} is Hydra's own setting, and mtrl does not run as a Hydra application",
             at=shown,

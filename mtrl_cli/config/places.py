@@ -68,13 +68,13 @@ def find(dirs: Sequence[Path], name: str) -> Path | None:
     return None
 
 
-def named(path: Path) -> str:
-    """A YAML file as `shown`, but one that comes with mtrl by its name among those."""
-    told = shown(path)
+def named(path: Path, line: int | None = None) -> str:
+    """A YAML file as `shown`, but one that comes with mtrl by its name among those; and a line."""
+    told, number = shown(path), "" if line is None else f":{line}"
     packaged = packaged_conf()
     if Path(told).is_absolute() and path.is_relative_to(packaged):
-        return f"{path.relative_to(packaged)} (packaged)"
-    return told
+        return f"{path.relative_to(packaged)}{number} (packaged)"
+    return f"{told}{number}"
 
 
 def shown(path: Path) -> str:

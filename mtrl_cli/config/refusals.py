@@ -5,6 +5,7 @@ so that a user who made two mistakes reads of both.
 """
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
@@ -12,26 +13,44 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from mtrl_cli.config.errors import ConfigError, together
 from mtrl_cli.config.keys import nearest_key
 from mtrl_cli.config.secrets import is_secret
+from mtrl_cli.config.sources import value_at
 from mtrl_cli.config.wording import wrong_type
 
 _LONGEST = 200
 """Characters of a reason."""
 
-Origin = Callable[[str], str]
-"""What set a key: the override, or the file."""
+SetBy = Callable[[str, Any], str]
+"""Of a key and its value, what set it: the override, or the file and the line."""
+
+
+def refuse_dotted(container: dict[str, Any], set_by: SetBy) -> None:
+    """Refuse a key that a file writes as an override would: ``group.size: 4``.
+
+    Raises:
+        ConfigError: with what to write.
+    """
+    for key, value in container.items():
+        if "." in key:
+            section, *below = key.split(".")
+            nested = reduce(lambda inner, part: f"{{{part}: {inner}}}", reversed(below), "VALUE")
+            raise ConfigError(
+                f"{key}: in a file, a key stands below its section",
+                at=set_by(key, value),
+                hint=f"write `{section}: {nested}`",
+            )
 
 
 def schema_error(
-    error: OmegaConfBaseException, container: dict[str, Any], origin: Origin
+    error: OmegaConfBaseException, container: dict[str, Any], set_by: SetBy
 ) -> ConfigError:
     """One refusal; ``container`` holds the values as they were written."""
     key = str(error.full_key or "")
-    at = origin(key.partition("[")[0])
+    value = value_at(container, key)
+    at = set_by(key, value)
     if isinstance(error, ConfigKeyError):
         near = nearest_key(key)
         hint = f"did you mean {near}?" if near else "see docs/configuration.md for all keys"
         return ConfigError(f"unknown key {key!r}", at=at, hint=hint)
-    value = _written(container, key)
     first = next(iter(str(error).splitlines()), type(error).__name__)
     return wrong_value(key, value, at, first)
 
@@ -53,14 +72,14 @@ def _shortened(text: str) -> str:
 def all_refused(
     error: OmegaConfBaseException,
     container: dict[str, Any],
-    origin: Origin,
+    set_by: SetBy,
     merge: Callable[[dict[str, Any]], Any],
 ) -> ConfigError:
     """All refusals of what ``merge`` refused with ``error``. Takes them out of ``container``."""
     found = []
     refused: OmegaConfBaseException | None = error
     while refused is not None:
-        found.append(schema_error(refused, container, origin))
+        found.append(schema_error(refused, container, set_by))
         if not _taken_out(container, str(refused.full_key or "").partition("[")[0]):
             break
         try:
@@ -70,18 +89,6 @@ def all_refused(
         else:
             refused = None
     return together(found)
-
-
-def _written(container: Any, key: str) -> Any:
-    node = container
-    for part in key.replace("[", ".").replace("]", "").split("."):
-        if isinstance(node, dict):
-            node = node.get(part)
-        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
-            node = node[int(part)]
-        else:
-            return None
-    return node
 
 
 def _taken_out(container: dict[str, Any], key: str) -> bool:

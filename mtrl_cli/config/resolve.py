@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtrl_cli.config.compose import Composed
-from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.errors import ConfigError, together
 from mtrl_cli.config.refusals import schema_error
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import MASK, leaves
@@ -44,7 +44,9 @@ def resolve(composed: Composed, *, secrets: bool = True) -> Experiment:
                 try:
                     OmegaConf.update(config, key, MASK)
                 except OmegaConfBaseException as error:  # a section, and no section was given
-                    raise schema_error(error, composed.container, composed.origin) from error
+                    raise schema_error(
+                        error, composed.container, composed.sources.set_by
+                    ) from error
     try:
         experiment = OmegaConf.to_object(config)
     except OverflowError as error:
@@ -58,10 +60,12 @@ def resolve(composed: Composed, *, secrets: bool = True) -> Experiment:
 
 
 def refuse_invalid(experiment: Experiment, composed: Composed, *, training: bool) -> None:
-    """Raise what `validate` finds, each problem with its origin left to the first one."""
-    if problems := validate(experiment, training=training):
-        key = problems[0].partition(" ")[0]
-        raise ConfigError("\n".join(problems), at=composed.origin(key))
+    """Raise what `validate` finds, each problem with what set its key."""
+    problems = validate(experiment, training=training)
+    if problems:
+        raise together(
+            [ConfigError(one, at=composed.origin(one.partition(" ")[0])) for one in problems]
+        )
 
 
 def _require_values(composed: Composed) -> None:
@@ -73,7 +77,7 @@ def _require_values(composed: Composed) -> None:
     raise ConfigError(
         f"{keys} must be set" if len(missing) == 1 else f"these keys must be set: {keys}",
         at=composed.origin(missing[0]),
-        hint=f"add {example} to the command or to the file",
+        hint=f"add {example} to the command or to the experiment's file",
     )
 
 
@@ -98,4 +102,8 @@ def _unresolved(error: OmegaConfBaseException, composed: Composed) -> ConfigErro
             hint=f"export {name}=…, or name another variable: '{key}=${{oc.env:NAME}}'"
             + _WITHOUT.get(name, ""),
         )
-    return schema_error(error, composed.container, composed.origin)
+    return _refused(error, composed)
+
+
+def _refused(error: OmegaConfBaseException, composed: Composed) -> ConfigError:
+    return schema_error(error, composed.container, composed.sources.set_by)

@@ -90,9 +90,9 @@ def test_no_output_ever_shows_a_secret(tmp_path: Path) -> None:
         ),
         (
             ["group.size=0", "train.steps=0"],
-            "error: group.size is 0; allowed: from 1 to 100,000\n"
-            "       train.steps is 0; allowed: at least 1\n"
-            "   at: group.size=0\n",
+            "error: 2 settings are wrong\n"
+            "       group.size=0: group.size is 0; allowed: from 1 to 100,000\n"
+            "       train.steps=0: train.steps is 0; allowed: at least 1\n",
         ),
     ],
 )

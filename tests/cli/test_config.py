@@ -18,14 +18,19 @@ def test_show_prints_every_value_with_its_origin(tmp_path: Path) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
     assert rows["key"] == ["value", "from"]
     assert rows["group.size"] == ["4", "group.size=4"]
-    assert rows["server.kind"] == ["local", "server/local.yaml", "(packaged)"]
+    assert rows["server.kind"] == ["local", "server/local.yaml:1", "(packaged)"]
     assert rows["env.e2b.settles"] == ["75.0", "default"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_show_in_json_and_yaml_agree_and_compose_again(tmp_path: Path) -> None:
     shown = json.loads(mtrl("config", "show", "--json", "seed=9", cwd=tmp_path).stdout)
-    assert shown["values"]["seed"] == {"value": 9, "origin": "override", "where": "seed=9"}
+    assert shown["values"]["seed"] == {
+        "value": 9,
+        "origin": "override",
+        "where": "seed=9",
+        "line": None,
+    }
     assert shown["options"]["server"] == "local"
     (tmp_path / "again.yaml").write_text(
         mtrl("config", "show", "--yaml", "seed=9", cwd=tmp_path).stdout
@@ -36,6 +41,8 @@ def test_show_in_json_and_yaml_agree_and_compose_again(tmp_path: Path) -> None:
         key: one["value"] for key, one in shown["values"].items()
     }
     assert values["seed"]["where"] == "again.yaml"
+    line = (tmp_path / "again.yaml").read_text().splitlines()[values["seed"]["line"] - 1]
+    assert line == "seed: 9"
 
 
 def test_show_hides_secrets_also_where_they_are_copied(tmp_path: Path) -> None:

@@ -202,14 +202,14 @@ def test_all_that_is_wrong_is_told() -> None:
 
 def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:
     file = tmp_path / "exp.yaml"
-    wrong = "group: {sise: 1}\ntrain: {steps: ten, learning_rate: 1.0e-3}\nsinks: [foo]"
+    wrong = "group: {sise: 1}\ntrain:\n  learning_rate: 1.0e-3\n  steps: ten\nsinks: [foo]"
     file.write_text(f"defaults: [config, _self_]\n{wrong}")
     with pytest.raises(ConfigError) as caught:
         compose(str(file))
     assert sorted(caught.value.message.splitlines()[1:]) == [
-        "exp.yaml: sinks[0] is tensorboard, wandb, trackio or mlflow, not 'foo'",
-        "exp.yaml: train.steps is a whole number, not 'ten'",
-        "exp.yaml: unknown key 'group.sise'; did you mean group.size?",
+        "exp.yaml:2: unknown key 'group.sise'; did you mean group.size?",
+        "exp.yaml:5: train.steps is a whole number, not 'ten'",
+        "exp.yaml:6: sinks[0] is tensorboard, wandb, trackio or mlflow, not 'foo'",
     ]
 
 
@@ -225,36 +225,51 @@ def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:
             " task",
             "exp.yaml",
         ),
-        ("defaults: [config, _self_]\ngroup: {sise: 1}", "unknown key 'group.sise'", "exp.yaml"),
+        ("defaults: [config, _self_]\ngroup: {sise: 1}", "unknown key 'group.sise'", "exp.yaml:2"),
         (
             "defaults: [config]\nname: a",
             "the defaults list does not say where the file's own values go",
-            "exp.yaml",
+            "exp.yaml:1",
         ),
         (
-            "defaults: [config, {override env: opnenv}, _self_]",
+            "defaults:\n- config\n- override env: opnenv\n- _self_",
             "'env' has no option 'opnenv'",
-            "exp.yaml",
+            "exp.yaml:3",
         ),
-        ("defaults: [confg, _self_]", "no file 'confg' to build on", "exp.yaml"),
+        ("defaults: [confg, _self_]", "no file 'confg' to build on", "exp.yaml:1"),
         ("defaults: [exp, _self_]", "its defaults lead back to itself", "exp.yaml"),
         (
             "defaults: [config, _self_]\nhydra: {run: {dir: x}}",
             "hydra: is Hydra's own configuration, and mtrl does not run as a Hydra application",
-            "exp.yaml",
+            "exp.yaml:2",
         ),
-        ("server: local", "server is a section, not one value: 'local'", "exp.yaml"),
+        (
+            "defaults:\n- config\n- override /hydra/launcher: basic\n- _self_",
+            "override /hydra/launcher: is Hydra's own configuration, and mtrl does not run as a"
+            " Hydra application",
+            "exp.yaml:3",
+        ),
+        (
+            "defaults: [config, _self_]\n\ngroup.size: 4",
+            "group.size: in a file, a key stands below its section",
+            "exp.yaml:3",
+        ),
+        ("server: local", "server is a section, not one value: 'local'", "exp.yaml:1"),
         (
             "defaults: [config, _self_]\nenv: {e2b: [1]}",
             "env.e2b is a section, not one value: [1]",
-            "exp.yaml",
+            "exp.yaml:2",
         ),
         (
             "defaults: [config, _self_]\nenv: {params: [1]}",
             "env.params is a mapping ({KEY: VALUE}), not [1]",
-            "exp.yaml",
+            "exp.yaml:2",
         ),
-        ("name: ${", "cannot read the file: no viable alternative at input '${'", "exp.yaml"),
+        (
+            "seed: 1\nname: ${",
+            "cannot read the file: no viable alternative at input '${'",
+            "exp.yaml:2",
+        ),
         (
             "defaults: 3",
             "cannot compose: Invalid defaults list in 'exp.yaml', defaults must be"
@@ -267,6 +282,22 @@ def test_a_wrong_file_is_named(write: Write, text: str, message: str, at: str) -
     write("exp.yaml", text)
     error = refused("conf=exp.yaml")
     assert (error.message, error.at) == (message, at)
+
+
+def test_a_value_of_a_file_is_named_by_its_line(write: Write) -> None:
+    """Also in a file that the experiment builds on, through an anchor, and behind overrides."""
+    write("conf/own.yaml", "defaults: [config, _self_]\n\ngroup:\n  per_step: 4\n  size: 0\n")
+    write("mine.yaml", "defaults: [own, _self_]\ntrain: &t\n  steps: 3\neval: {<<: *t}\n")
+    assert refused("conf=mine.yaml").at == "mine.yaml:3"  # eval.steps, which there is not
+    write("mine.yaml", "defaults: [own, _self_]\nname: ${nowhere}\n")
+    error = refused("conf=mine.yaml", "name=x", "train.learning_rate=-1")
+    assert error.message.splitlines() == [
+        "2 settings are wrong",
+        "conf/own.yaml:5: group.size is 0; allowed: from 1 to 100,000",
+        "train.learning_rate=-1: train.learning_rate is -1; allowed: from 0 to 1,000,000",
+    ]
+    assert refused("conf=mine.yaml").at == "mine.yaml:2"
+    assert refused("conf=mine.yaml", "name=x", "group=default", "group.size=0").at == "group.size=0"
 
 
 def test_a_section_that_stands_for_a_value_is_not_quoted_whole() -> None:
@@ -282,7 +313,7 @@ def test_a_wrong_file_of_a_group_is_named(write: Write) -> None:
     assert refused().at == "conf/env/openenv.yaml:1:9"
     write("conf/env/openenv.yaml", "kind: openenv\nthreds: 2")
     error = refused()
-    assert (error.message, error.at) == ("unknown key 'env.threds'", "conf/env/openenv.yaml")
+    assert (error.message, error.at) == ("unknown key 'env.threds'", "conf/env/openenv.yaml:2")
 
 
 def test_a_file_that_is_no_text(write: Write) -> None:

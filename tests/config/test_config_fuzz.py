@@ -8,6 +8,7 @@ import copy
 import io
 import random
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -54,9 +55,8 @@ def meet(base: composing.Composed, key: str, value: str, command: str, as_json: 
             for section in sections:
                 node = node.setdefault(section, {})
             node[last] = parsed
-            composed = composing._typed(
-                "blackjack", base.file, container, base.choices, (override,), base.dirs
-            )
+            sources = replace(base.sources, overrides=(override,))
+            composed = composing._typed("blackjack", container, sources)
             show_plan(Asked(command, [], groups=1), composed, as_json)
             assert composed.yaml
     except MtrlError as error:

@@ -30,23 +30,23 @@ def by_key(*overrides: str) -> dict[str, Setting]:
 
 def test_each_value_names_what_set_it(conf: Path) -> None:
     found = by_key("+seed=7", "train.kl=0.5")
-    told = {key: (one.value, one.kind, one.where) for key, one in found.items()}
-    assert told["name"] == ("mine", "file", "conf/mine.yaml")
-    assert told["group.size"] == (32, "file", "conf/group/wide.yaml")
-    assert told["group.per_step"] == (3, "file", "conf/mine.yaml")
+    told = {key: (one.value, one.origin.kind, one.origin.told) for key, one in found.items()}
+    assert told["name"] == ("mine", "file", "conf/mine.yaml:2")
+    assert told["group.size"] == (32, "file", "conf/group/wide.yaml:1")
+    assert told["group.per_step"] == (3, "file", "conf/mine.yaml:3")
     assert told["seed"] == (7, "override", "+seed=7")
     assert told["train.kl"] == (0.5, "override", "train.kl=0.5")
-    assert told["server.kind"][1:] == ("file", "server/local.yaml (packaged)")
-    assert told["policy"][1:] == ("file", "config.yaml (packaged)")
-    assert told["server.sample_timeout"] == (120.0, "default", "")
-    assert told["task.params.deep"][1:] == ("file", "conf/mine.yaml")
+    assert told["server.kind"][1:] == ("file", "server/local.yaml:1 (packaged)")
+    assert told["policy"][1:] == ("file", "config.yaml:15 (packaged)")
+    assert told["server.sample_timeout"] == (120.0, "default", "default")
+    assert told["task.params.deep"][1:] == ("file", "conf/mine.yaml:5")
 
 
 def test_an_option_chosen_by_an_override_is_where_its_values_come_from(conf: Path) -> None:
     found = by_key("group=default")
-    assert found["group.size"].where == "group/default.yaml (packaged)"
+    assert found["group.size"].origin.where == "group/default.yaml (packaged)"
 
 
 def test_a_secret_is_masked(conf: Path) -> None:
     assert by_key()["server.api_key"].value == "***"
-    assert by_key("server.api_key=sk-given")["server.api_key"].where == "server.api_key=***"
+    assert by_key("server.api_key=sk-given")["server.api_key"].origin.where == "server.api_key=***"

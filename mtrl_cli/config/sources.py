@@ -1,0 +1,145 @@
+"""What set a key of an experiment: an override, or a file and the line in it.
+
+A value is set by the last of these that mentions its key: the schema's default, the file of the
+option that its config group chose, the files that the experiment builds on, the experiment's own
+file, an override. A file that states the composed value is believed before one that states
+another: a defaults list may put ``_self_`` anywhere.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+
+from mtrl_cli.config import places
+from mtrl_cli.config.lines import written
+from mtrl_cli.config.overrides import CheckedOverride
+
+Kind = Literal["override", "file", "default"]
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What set one key."""
+
+    kind: Kind
+    override: str = ""
+    """As it may be shown."""
+    file: Path | None = None
+    line: int | None = None
+    """In the file."""
+
+    @property
+    def where(self) -> str:
+        """The override, or the file; empty for a default."""
+        return self.override if self.file is None else places.named(self.file)
+
+    @property
+    def told(self) -> str:
+        """The override, ``FILE:LINE``, or ``default``."""
+        told = self.override if self.file is None else places.named(self.file, self.line)
+        return told or self.kind
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All that an experiment is composed of."""
+
+    file: Path
+    dirs: tuple[Path, ...]
+    choices: Mapping[str, str]
+    overrides: tuple[CheckedOverride, ...]
+
+    def origin(self, key: str, value: Any) -> Origin:
+        """What set ``key`` to ``value``. An item of a list (``sinks[0]``) is set with the list."""
+        name = key.partition("[")[0]
+        for override in reversed(self.overrides):
+            if override.sets(name):
+                return Origin("override", override.shown)
+        stated = [(one, found) for one in self._files if (found := one.states(key)) is not _ABSENT]
+        # The winning one states the value, except where a path in it was made absolute.
+        stated.sort(key=lambda one: one[1] != value)
+        if not stated:
+            return Origin("default")
+        source = stated[0][0]
+        return Origin("file", file=source.file, line=source.line_of(key))
+
+    def set_by(self, key: str, value: Any) -> str:
+        """The override, or ``FILE:LINE``; of a key that nothing sets, the experiment's file."""
+        origin = self.origin(key, value)
+        return places.shown(self.file) if origin.kind == "default" else origin.told
+
+    @cached_property
+    def _files(self) -> "tuple[_Source, ...]":
+        """The ones that win first."""
+        own = [_Source(file, "", _load(file)) for file in _chain(self.file, self.dirs)]
+        options = [
+            _Source(file, group, _load(file))
+            for group, option in self.choices.items()
+            if (file := places.find(self.dirs, f"{group}/{option}"))
+        ]
+        return (*own, *options)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file, and the section of an experiment that its keys are in."""
+
+    file: Path
+    group: str
+    values: Mapping[str, Any]
+
+    @cached_property
+    def _lines(self) -> Mapping[str, int]:
+        return {one.key: one.line for one in written(self.file)}
+
+    def states(self, key: str) -> Any:
+        """The value of ``key`` in it; `_ABSENT` where it does not mention it."""
+        if self.group and not key.startswith(f"{self.group}."):
+            return _ABSENT
+        inside = self._inside(key)
+        if inside in self.values:  # also a key with a dot in it, which is refused
+            return self.values[inside]
+        return value_at(self.values, inside, _ABSENT)
+
+    def line_of(self, key: str) -> int | None:
+        return self._lines.get(self._inside(key))
+
+    def _inside(self, key: str) -> str:
+        return key.removeprefix(f"{self.group}.") if self.group else key
+
+
+def value_at(node: Any, key: str, otherwise: Any = None) -> Any:
+    """The value of a dotted key, which may end in an item (``sinks[0]``), in plain containers."""
+    for part in key.replace("[", ".").replace("]", "").split("."):
+        if isinstance(node, Mapping) and part in node:
+            node = node[part]
+        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+        else:
+            return otherwise
+    return node
+
+
+def _chain(file: Path, dirs: tuple[Path, ...]) -> Iterator[Path]:
+    """An experiment's file, and the ones that it builds on, the nearest first."""
+    seen: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        if (current := waiting.pop(0)) in seen:
+            continue
+        seen.add(current)
+        yield current
+        names = _load(current).get("defaults") or []
+        found = (places.find(dirs, name) for name in names if isinstance(name, str))
+        waiting += [path for path in found if path is not None]
+
+
+def _load(file: Path) -> dict[str, Any]:
+    node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    return {str(key): value for key, value in node.items()} if isinstance(node, dict) else {}
