@@ -70,9 +70,10 @@ class _Environment:
 class _Environments:
     def __init__(self, turns: int) -> None:
         self._turns = turns
+        self._lender: Lender[Environment] = Lender("env", self._open, lambda one: one.close())
 
     def lender(self) -> Lender[Environment]:
-        return Lender("env", self._open, lambda environment: environment.close())
+        return self._lender
 
     async def _open(self, key: str) -> Environment:
         return _Environment(self._turns)

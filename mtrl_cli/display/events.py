@@ -67,8 +67,7 @@ class EventPresenter:
         self._texts.observe(event)
         if isinstance(event, TurnSampled) or (games and isinstance(event, _OF_A_GAME)):
             return
-        if dataclasses.is_dataclass(event) and not isinstance(event, type):
-            self.emit(event_name(type(event)), dataclasses.asdict(event))
+        self.emit(event_name(type(event)), _facts(event))
 
     def tick(self) -> None:
         self._texts.tick()
@@ -90,6 +89,13 @@ class EventPresenter:
     def emit(self, name: str, facts: Mapping[str, Any]) -> None:
         """Print one event."""
         self._screen.line(event_line(name, facts, self._wall(), self._redact))
+
+
+def _facts(event: Any) -> Mapping[str, Any]:
+    """Its fields: the core's events are named tuples, those of training dataclasses."""
+    named = hasattr(event, "_asdict")
+    facts: Mapping[str, Any] = event._asdict() if named else dataclasses.asdict(event)
+    return facts
 
 
 def event_name(kind: type) -> str:

@@ -85,9 +85,12 @@ class OpenEnvFactory:
             ),
         )
         self._adapter, self._rules, self._watch = adapter, rules, watch or Watch()
+        self._lender: Lender[Environment] = Lender(
+            "env", lambda key: self.open(), lambda instance: instance.close()
+        )
 
     def lender(self) -> Lender[Environment]:
-        return Lender("env", lambda key: self.open(), lambda instance: instance.close())
+        return self._lender
 
     async def open(self) -> TaskEnvironment:
         session = EmbeddedSession(self, self.workers.bind())

@@ -41,7 +41,6 @@ from mtrl_cli.rollout.ports import (
     PolicyFailure,
     RefusedTrajectory,
     SampleRequest,
-    StepOutcome,
     Task,
     ToolCall,
     ToolError,
@@ -227,27 +226,17 @@ async def _execute(
     """Execute a turn's calls in order; nothing after the call that ends the episode."""
     records: list[CallRecord] = []
     for call in calls:
-        outcome = await _execute_one(call, environment)
-        answer = await harness.answer(call, outcome.text)
-        error = isinstance(outcome, _NotExecuted)
-        told = (call.name, answer, outcome.reward, outcome.done, error, call.arguments)
-        records.append(CallRecord(*told))
-        if outcome.done:
+        text, reward, done, error = call.error or "", 0.0, False, call.error is not None
+        if not error:
+            try:
+                text, reward, done = await environment.step(call)
+            except ToolError as refused:
+                text, error = str(refused), True
+        answer = await harness.answer(call, text)
+        records.append(CallRecord(call.name, answer, reward, done, error, call.arguments))
+        if done:
             break
     return tuple(records)
-
-
-class _NotExecuted(StepOutcome):
-    """The answer to a call that could not be executed."""
-
-
-async def _execute_one(call: ToolCall, environment: Environment) -> StepOutcome:
-    if call.error is not None:
-        return _NotExecuted(call.error, 0.0, done=False)
-    try:
-        return await environment.step(call)
-    except ToolError as refused:
-        return _NotExecuted(str(refused), 0.0, done=False)
 
 
 def _answers(calls: Sequence[CallRecord]) -> list[Message]:

@@ -7,7 +7,7 @@ file, so that the core can attribute it to one boundary and record it once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.frozen import frozen
@@ -32,8 +32,7 @@ class SamplingParams:
     top_p: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
+class SampleRequest(NamedTuple):
     """One turn to sample: the full token context, and the policy that must continue it."""
 
     policy: str
@@ -44,8 +43,7 @@ class SampleRequest:
     sampling: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """What a server returned for one turn, untouched.
 
     ``logprobs`` holds one value per token of ``tokens``; the trajectory checks it. A sampled
@@ -153,8 +151,7 @@ class TaskSample:
         object.__setattr__(self, "row", frozen(self.row))
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What an environment answered to one tool call."""
 
     text: str

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtrl_cli.rollout.admission import Admission
 from mtrl_cli.rollout.ports import Message
@@ -32,8 +32,7 @@ FAILED = frozenset({Stop.TIMEOUT, Stop.ENV_FAILURE, Stop.POLICY_FAILURE, Stop.CA
 """The episode has no reward, never a reward of 0: `group.on_failure` decides about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallRecord:
+class CallRecord(NamedTuple):
     """One tool call of a turn and its answer. ``error`` when the call could not be executed."""
 
     name: str
@@ -41,11 +40,10 @@ class CallRecord:
     reward: float
     done: bool
     error: bool
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One sampled completion, as text, and what the environment answered."""
 
     text: str

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
@@ -43,7 +43,7 @@ class ScriptedPolicy:
 
     async def sample(self, request: SampleRequest) -> Sample:
         turn = self.turns[min(len(self.requests), len(self.turns) - 1)]
-        self.requests.append(replace(request, tokens=tuple(request.tokens)))
+        self.requests.append(request._replace(tokens=tuple(request.tokens)))
         if isinstance(turn, Exception):
             raise turn
         return turn if isinstance(turn, Sample) else turn(request)

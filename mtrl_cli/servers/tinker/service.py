@@ -232,7 +232,7 @@ class TinkerService:
             raise PolicyFailure(f"sampling at {self._address.url} failed: {told}") from None
         if sample.policy is None or sample.policy == request.policy:
             return sample
-        return replace(sample, policy=self._policy_named(request.policy, sample.policy))
+        return sample._replace(policy=self._policy_named(request.policy, sample.policy))
 
     async def logprobs(self, policy: str, tokens: Sequence[int]) -> NDArray[np.float32]:
         request = SampleRequest(policy, tokens, 1, (), 0, SamplingParams())
