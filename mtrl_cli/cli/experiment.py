@@ -139,6 +139,7 @@ def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "Di
     """What is shown of a run; ``policies`` is how many an evaluation plays."""
     from mtrl_cli.display.plan import DisplayPlan
 
+    figures = (("kl", experiment.train.kl > 0), ("parity", experiment.audit.every > 0))
     return DisplayPlan(
         title=f"{asked.command} {experiment.name}",
         games=experiment.eval.games,
@@ -149,6 +150,7 @@ def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "Di
         total_groups=asked.groups,
         policies=policies,
         groups_per_step=experiment.group.per_step if asked.trains else 0,
+        figures=[name for name, has in figures if asked.trains and has],
     )
 
 

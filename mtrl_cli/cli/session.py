@@ -19,8 +19,9 @@ from mtrl_cli.display.presenter import TICK, Presenter, presenter
 from mtrl_cli.display.snapshot import to_record
 from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import failure
-from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import harmless
+from mtrl_cli.display.wrapping import laid_out
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.training.events import RunFinished
@@ -161,8 +162,9 @@ class Session:
         self._presenter.observe(Failed(" ".join(str(innermost(error)).split()), code))
         screen, state = Screen(sys.stderr), self._presenter.state
         if state.failed is not None:
-            for label, text in failure(state.failed):
-                screen.line(self._teller.redact(f"{label + ':' if label else '':>11} {text}"))
+            width, redact = columns(sys.stderr), self._teller.redact
+            for line in laid_out(failure(state.failed), width, redact, below_error=True):
+                screen.line(line)
         elif state.folder:
             screen.line(harmless(f"  run: {state.folder}"))
         return code

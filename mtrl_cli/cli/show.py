@@ -13,10 +13,11 @@ from typing import Any
 from mtrl_cli.display.lines import evaluation_name
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState
-from mtrl_cli.display.summary import kept, resuming, summary
-from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.summary import going_on, summary
+from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import clock, harmless, short_age
 from mtrl_cli.display.words import reasons
+from mtrl_cli.display.wrapping import Fact, laid_out
 from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.ledger import LedgerEntry
 from mtrl_cli.runs.places import runs_dir_option
@@ -50,7 +51,7 @@ def show_run(asked: str, runs: Path, *, as_json: bool) -> int:
     if as_json:
         screen.line(json.dumps(_finite(_facts(shown)), indent=2))
     else:
-        for line in _text(shown):
+        for line in _text(shown, columns()):
             screen.line(harmless(line))
     return 0
 
@@ -67,70 +68,69 @@ def read(run: RunRecord) -> Shown:
     return Shown(run, state, history, tuple(read_entries(run.path)))
 
 
-def _text(shown: Shown) -> Iterator[str]:
+def _text(shown: Shown, width: int | None) -> Iterator[str]:
     run, state = shown.run, shown.state
     kind = run.state.get("kind", "run")
     yield f"{run.id}  {kind} {run.state.get('experiment', '?')}  {run.status}{_age(run)}"
     if state.finished is not None:
-        yield from summary(state, last_seen(run))
+        yield from summary(state, last_seen(run), width=width)
     else:
-        yield from (f"{label:<11}{text}" for label, text in _so_far(shown))
-    yield from (f"{label:<11}{text}" for label, text in _kept(shown))
-    yield from (f"{label:<11}{text}" for label, text in _next(shown))
+        yield from laid_out(_so_far(shown), width)
+    yield from laid_out([*_kept(shown), *_next(shown)], width)
 
 
-def _so_far(shown: Shown) -> Iterator[tuple[str, str]]:
+def _so_far(shown: Shown) -> Iterator[Fact]:
     """Of a run that goes on."""
     run, state = shown.run, shown.state
-    yield "steps", f"{state.step} of {state.steps} committed"
+    yield Fact("steps", f"{state.step} of {state.steps} committed")
     if state.rewards:
-        yield "reward", f"{state.rewards[-1]:.3f} in the last step"
+        yield Fact("reward", f"{state.rewards[-1]:.3f} in the last step")
     for result in state.evaluations:
         name = evaluation_name(result.label, result.policy)
-        yield "evaluation", f"{name}: {result.mean:.3f} over {result.games:,} games"
-    yield "run", str(run.path)
+        yield Fact("evaluation", f"{name}: {result.mean:.3f} over {result.games:,} games")
+    yield Fact("run", str(run.path), copied=True)
     if run.state.get("policy"):
-        yield "policy", str(run.state["policy"])
+        yield Fact("policy", str(run.state["policy"]), copied=True)
 
 
-def _kept(shown: Shown) -> Iterator[tuple[str, str]]:
+def _kept(shown: Shown) -> Iterator[Fact]:
     """What the files say beside the summary."""
     run, history = shown.run, shown.history
     last, stated = history.last, history.last_with_state
     if last is not None:
         where = "none" if stated is None else f"the last one at step {stated.step}"
-        yield "commits", f"step {last.step} stands; training states: {where}"
+        yield Fact("commits", f"step {last.step} stands; training states: {where}")
     if run.attempt > 1:
         began = [f"{one.get('attempt')} at step {one.get('step')}" for one in _resumed(run)]
-        yield "attempts", f"{run.attempt}; resumed: {', '.join(began)}"
+        yield Fact("attempts", f"{run.attempt}; resumed: {', '.join(began)}")
     calls = Counter(one.state for one in shown.entries if one.entry == "call")
     if calls:
-        yield "calls", f"training calls: {reasons(calls)}"
+        yield Fact("calls", f"training calls: {reasons(calls)}")
     for key in _unknown(shown)[:UNKNOWN_SHOWN]:
-        yield "UNKNOWN", f"{key}: it may have been executed; it is not sent again"
+        yield Fact("UNKNOWN", f"{key}: it may have been executed; it is not sent again")
     borrows = Counter(one.state for one in shown.entries if one.entry == "borrow")
     if borrows:
-        yield "borrows", reasons(borrows)
+        yield Fact("borrows", reasons(borrows))
     if run.status == "lost" and "reaped" not in run.state:
-        yield "LOST", f"its process is gone; what it held is returned by: {_command(run, 'cancel')}"
+        yield Fact("LOST", "its process is gone; what it held is returned by:")
+        yield Fact("", _command(run, "cancel"), copied=True)
 
 
-def _next(shown: Shown) -> Iterator[tuple[str, str]]:
+def _next(shown: Shown) -> Iterator[Fact]:
     """What can be done with the run."""
     run = shown.run
     if run.status == "running":
-        yield "watch", _command(run, "watch")
-        yield "end it", _command(run, "cancel")
+        yield Fact("watch", _command(run, "watch"), copied=True)
+        yield Fact("end it", _command(run, "cancel"), copied=True)
         return
     left = resumable(run, shown.history)
     if left is not None and (shown.state.finished is None or not shown.state.finished.resumable):
-        yield "kept", kept(left)
-        yield "resume", resuming(str(run.path))
+        yield from going_on(left, str(run.path))
     if run.state.get("kind") == "train" and shown.history.last is not None:
-        yield "publish", _command(run, "publish") + " --name NAME"
+        yield Fact("publish", _command(run, "publish") + " --name NAME", copied=True)
     if any((run.path / "trajectories").glob("*.jsonl.gz")):
-        yield "read it", _command(run, "trajectory")
-    yield "check it", _command(run, "verify")
+        yield Fact("read it", _command(run, "trajectory"), copied=True)
+    yield Fact("check it", _command(run, "verify"), copied=True)
 
 
 def _command(run: RunRecord, name: str) -> str:

@@ -124,7 +124,7 @@ class _Watcher:
             with suppress(LookupError, TypeError, ValueError, AttributeError):
                 restore(state, record, now)
                 return
-        state.phase, state.told_rates, state.told_busy = "running", None, None
+        state.phase, state.rates.told, state.told_busy = "running", None, None
         state.groups = {
             one.group: state.groups.get(one.group)
             or GroupView(one.group, one.task, one.policy, one.policy_step, one.size, now)

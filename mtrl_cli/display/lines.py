@@ -1,19 +1,16 @@
 """The sentences that more than one presenter says, as plain text."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from mtrl_cli.display.state import GroupView, RunState, Stopping
 from mtrl_cli.display.text import (
     clock,
-    compact,
-    figure,
-    gap,
     harmless,
     policy_name,
     reward,
     short_age,
 )
-from mtrl_cli.display.words import outcome, outcomes
+from mtrl_cli.display.words import outcome
 from mtrl_cli.training.events import Comparison, Evaluated, FolderMade
 
 Redact = Callable[[str], str]
@@ -29,50 +26,6 @@ def beginning_line(made: FolderMade) -> str:
         return line
     where = f"after step {made.step}" if made.step else "at the beginning"
     return f"{line}: attempt {made.attempt} goes on {where}"
-
-
-def step_line(state: RunState, now: float, width: int | None = None) -> str:
-    """One finished step; in a ``width``, as many figures as fit."""
-    line = ""
-    for part in filter(None, _step_parts(state, now)):
-        longer = f"{line} | {part}" if line else part
-        if width is not None and line and len(longer) > width:
-            break
-        line = longer
-    return line
-
-
-def _step_parts(state: RunState, now: float) -> Iterator[str]:
-    """The figures of a step, the ones that matter most first."""
-    metrics = state.metrics
-    failed = int(metrics.get("failed_episodes", 0))
-    yield f"step {state.step}/{state.steps}"
-    yield f"{state.step_seconds:.1f}s"
-    yield f"reward {reward(metrics.get('reward'))}"
-    if "pass_rate" in metrics:
-        yield f"passed {metrics['pass_rate']:.0%}"
-    yield _trained(metrics)
-    yield f"failed {failed}" if failed else ""
-    yield from (f"{name} {figure(metrics[name])}" for name in ("kl",) if name in metrics)
-    if "parity_max" in metrics:
-        yield f"parity {gap(metrics['parity_max'])}"
-    yield f"gen {compact(_generated(state, now))} tok/s"
-    yield f"tokens {compact(state.tokens)}"
-    yield from stale(metrics)
-    yield from (
-        f"{name} {figure(metrics[name])}" for name in ("entropy", "loss") if name in metrics
-    )
-    yield harmless(policy_name(state.policy or "-"), 24)
-    if (eta := state.eta()) is not None:
-        yield f"eta {clock(eta)}"
-
-
-def stale(metrics: Mapping[str, float]) -> Iterator[str]:
-    """Steps that the policies of a step's groups were behind: in the mean, and at most. Nothing
-    where none was."""
-    mean = metrics.get("staleness", 0.0)
-    if most := metrics.get("staleness_max", mean):
-        yield f"stale {mean:.1f}/{most:.0f}"
 
 
 def group_line(group: GroupView, now: float) -> str:
@@ -92,10 +45,10 @@ def group_line(group: GroupView, now: float) -> str:
 
 
 def evaluated_line(result: Evaluated) -> str:
+    """An evaluation's outcome; intervals and shares are the summary's."""
     line = (
         f"evaluation {evaluation_name(result.label, result.policy)}:"
-        f" {with_error(result.mean, result.se)} over {result.games:,} games,"
-        f" invalid tool calls {result.invalid_call_share:.1%}"
+        f" {with_error(result.mean, result.se)} over {counted(result.games, 'game')}"
     )
     return f"{line}, {compared(result.versus)}" if result.versus is not None else line
 
@@ -117,9 +70,8 @@ def interval(bounds: Sequence[float] | None, sign: str = "") -> str:
 
 def compared(versus: Comparison) -> str:
     """The mean of the differences, game by game."""
-    gain = with_error(versus.mean, versus.se, "+") + interval(versus.interval, "+")
     other = policy_name(versus.against) if versus.label in _OF_EVAL else versus.label
-    return f"{gain} against {harmless(other)} on the same {counted(versus.pairs, 'game')}"
+    return f"{with_error(versus.mean, versus.se, '+')} against {harmless(other)}"
 
 
 def progress_line(state: RunState) -> str:
@@ -163,26 +115,3 @@ def alive_line(state: RunState, now: float) -> str:
     """A sign of life when nothing has ended for a while."""
     groups = f", {counted(len(state.groups), 'group')} in flight" if state.groups else ""
     return f"alive: {harmless(state.phase)} for {clock(now - state.phase_since)}{groups}"
-
-
-def _generated(state: RunState, now: float) -> float:
-    """Sampled tokens a second: of the step's sampling, where the run measured it; of the whole
-    step, where its groups were sampled while earlier ones trained."""
-    metrics = state.metrics
-    sampled, seconds = (metrics.get(key) for key in ("tokens_sampled", "seconds_sampling"))
-    if seconds is not None and metrics.get("staleness_max"):
-        seconds += metrics.get("seconds_training", 0.0)
-    return sampled / seconds if sampled and seconds else state.tokens_per_second(now)
-
-
-def _trained(metrics: Mapping[str, float]) -> str:
-    """How many groups of the step were trained, and why the others were not."""
-    if "groups" not in metrics:
-        return ""
-    trained = f"trained {int(metrics.get('groups_trained', 0))}/{int(metrics['groups'])}"
-    skipped = {
-        name.removeprefix("skipped/"): int(count)
-        for name, count in metrics.items()
-        if name.startswith("skipped/") and count
-    }
-    return f"{trained} ({outcomes(skipped)})" if skipped else trained

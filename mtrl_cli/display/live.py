@@ -15,11 +15,13 @@ from rich.live import Live
 from rich.text import Text
 
 from mtrl_cli.display import lines
+from mtrl_cli.display.columns import step_lines
 from mtrl_cli.display.panels import ASCII, HEAD_LINES, UNICODE, group_table, head
 from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
+from mtrl_cli.display.wrapping import HANGING, wrapped
 from mtrl_cli.rollout.events import GroupFinished
 from mtrl_cli.training.events import Evaluated, FolderMade, Notice, StepFinished
 
@@ -65,7 +67,7 @@ class LivePresenter:
         group = self.state.groups.get(event.group) if isinstance(event, GroupFinished) else None
         self.state.apply(event, now)
         if kind is StepFinished:
-            self._above.append(lines.step_line(self.state, now, self._console.width))
+            self._above.extend(step_lines(self.state, now, self._console.width))
         elif group is not None and isinstance(event, GroupFinished):
             if not self.state.plan.tells(event.outcome):
                 return
@@ -98,13 +100,21 @@ class LivePresenter:
         self._closed = True
         self._live.stop()
         self._print_above()
-        for line in summary(self.state, self._clock(), self._play):
-            self._screen.line(self._redact(line))
+        told = summary(
+            self.state,
+            self._clock(),
+            self._play,
+            width=self._console.width,
+            redact=self._redact,
+        )
+        for line in told:
+            self._screen.line(line)
 
     def _print_above(self) -> None:
         while self._above:
             text = self._redact(self._above.popleft())
-            self._console.print(Text(text), soft_wrap=True)
+            for line in wrapped(text, self._console.width, HANGING):
+                self._console.print(Text(line), soft_wrap=True)
 
     def _drawn(self) -> Group:
         width, height = self._console.size

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtrl_cli.display import lines
+from mtrl_cli.display.columns import stale
 from mtrl_cli.display.state import GroupView, RunState
 from mtrl_cli.display.text import (
     clock,
@@ -159,10 +160,10 @@ def _reward_parts(state: RunState, glyphs: Glyphs) -> Iterable[str]:
 def _throughput_parts(state: RunState, now: float) -> Iterable[str]:
     limit = f"/{state.plan.concurrency}" if state.plan.concurrency else ""
     yield f"busy {min(state.busy, state.plan.concurrency or state.busy)}{limit}"
-    yield f"gen {compact(state.tokens_per_second(now))} tok/s"
-    yield f"traj {compact(state.episodes_per_minute(now))}/min"
+    yield f"gen {compact(state.rates.tokens_per_second(now))} tok/s"
+    yield f"traj {compact(state.rates.episodes_per_minute(now))}/min"
     yield f"tokens {compact(state.tokens)}"
-    yield from lines.stale(state.metrics)
+    yield from stale(state.metrics)
     if state.failures:
         yield f"errors {state.failures / (state.failures + state.episodes):.1%}"
     if state.retries:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from mtrl_cli.display import lines
+from mtrl_cli.display.columns import step_lines
 from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
@@ -28,7 +29,7 @@ PROGRESS_EVERY = 10.0
 
 class PlainPresenter:
     """Prints a line when something ends, and never moves the cursor; ``quiet`` prints the
-    summary only."""
+    summary only, in a ``width`` where that is a terminal's."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class PlainPresenter:
         redact: lines.Redact,
         play: str | None = None,
         quiet: bool = False,
+        width: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
@@ -46,6 +48,7 @@ class PlainPresenter:
         self._redact = redact
         self._play = play
         self._quiet = quiet
+        self._width = width
         self._clock = clock
         self._wall = wall
         self._last_line = clock()
@@ -66,7 +69,7 @@ class PlainPresenter:
                 named = f"run {harmless(event.run)} in {harmless(event.folder)}"
                 self._info("server and environments are there" if self._named else named)
             case StepFinished():
-                self._info(lines.step_line(self.state, now))
+                self._info(*step_lines(self.state, now))
             case Evaluated():
                 self._info(lines.evaluated_line(event))
             case Notice():
@@ -99,8 +102,11 @@ class PlainPresenter:
         if self._closed:
             return
         self._closed = True
-        for line in summary(self.state, self._clock(), self._play):
-            self._screen.line(self._redact(line))
+        told = summary(
+            self.state, self._clock(), self._play, width=self._width, redact=self._redact
+        )
+        for line in told:
+            self._screen.line(line)
 
     def _info(self, text: str) -> None:
         self._say("INFO", text)

@@ -1,5 +1,6 @@
 """What a screen knows of a run before it begins."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FEW_GROUPS = 8
@@ -25,6 +26,8 @@ class DisplayPlan:
     """Another process carries the run out (``mtrl watch``)."""
     groups_per_step: int = 0
     """Groups that a training step consumes; 0 where there are no steps."""
+    figures: Sequence[str] = ()
+    """Figures that the steps of some runs have: ``kl``, ``parity``."""
 
     def tells(self, outcome: str) -> bool:
         """Whether a group that ended so is worth a line of its own. Where a step has many groups,

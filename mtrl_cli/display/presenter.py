@@ -9,7 +9,7 @@ from mtrl_cli.display.lines import Redact
 from mtrl_cli.display.plain import PlainPresenter
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState, Stopping
-from mtrl_cli.display.terminal import Screen, abilities
+from mtrl_cli.display.terminal import Screen, abilities, columns
 
 TICK = 0.25
 """Seconds between two calls of `Presenter.tick`."""
@@ -59,7 +59,8 @@ def presenter(
         return EventPresenter(texts, Screen(events), redact=redact)
     able, screen = abilities(environ), Screen(sys.stdout)
     if quiet or not able.live:
-        return PlainPresenter(state, screen, redact=redact, play=play, quiet=quiet)
+        width = columns() if able.live else None
+        return PlainPresenter(state, screen, redact=redact, play=play, quiet=quiet, width=width)
     from mtrl_cli.display.live import LivePresenter
 
     return LivePresenter(

@@ -12,7 +12,7 @@ from mtrl_cli.display.state import EvaluationView, GroupView, MemberView, RunSta
 
 MOST_GROUPS = 200
 
-_OF_THE_PLAN = ("concurrency", "drain_timeout", "total_groups", "groups_per_step")
+_OF_THE_PLAN = ("concurrency", "drain_timeout", "total_groups", "groups_per_step", "figures")
 """What a watcher cannot know of the run's plan."""
 
 
@@ -23,9 +23,9 @@ def to_record(state: RunState, now: float) -> dict[str, Any]:
         "phase": state.phase,
         "phase_seconds": now - state.phase_since,
         "tokens": state.tokens,
-        "tokens_per_second": state.tokens_per_second(now),
+        "tokens_per_second": state.rates.tokens_per_second(now),
         "episodes": state.episodes,
-        "episodes_per_minute": state.episodes_per_minute(now),
+        "episodes_per_minute": state.rates.episodes_per_minute(now),
         "failures": state.failures,
         "reissued": state.reissued,
         "busy": state.busy,
@@ -52,7 +52,7 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
     state.phase_since = now - float(record["phase_seconds"])
     state.tokens, state.episodes = int(record["tokens"]), int(record["episodes"])
     state.failures, state.reissued = int(record["failures"]), int(record["reissued"])
-    state.told_rates = (
+    state.rates.told = (
         float(record["tokens_per_second"]),
         float(record["episodes_per_minute"]),
     )

@@ -1,17 +1,18 @@
 """The state that a screen shows, folded from events. Pure: no clock, no terminal.
 
 `RunState.apply` is called for every event of a run, tens of thousands of times, so it only
-counts. What takes longer (trends, rates, estimates) is computed when a screen is drawn.
+counts. What takes longer (trends, estimates; rates in `Rates`) is computed when a screen is drawn.
 
 Groups of an evaluation are games: thousands of groups of one, which are counted and not listed.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mtrl_cli.display.plan import DisplayPlan
+from mtrl_cli.display.rates import Rates
 from mtrl_cli.rollout.events import (
     BorrowChanged,
     GroupFinished,
@@ -31,17 +32,8 @@ from mtrl_cli.training.events import (
     StepFinished,
 )
 
-RATE_WINDOW = 15
-"""Seconds over which throughput is averaged."""
-
 NAMED = 20
 """Ids that are named of one kind of borrow; the ledger names all."""
-
-ENDED_KEPT = 4096
-"""Ends of episodes that are kept to count a rate with."""
-
-ETA_STEPS = 20
-"""Steps whose mean duration predicts the rest."""
 
 
 @dataclass(slots=True)
@@ -152,13 +144,9 @@ class RunState:
         self.borrowed: dict[str, tuple[str, str | int | None]] = {}
         """Key → kind and, where it has one, the id that it has where it lives."""
         self._step_began = now
-        self._durations: deque[float] = deque(maxlen=ETA_STEPS)
-        self._buckets: deque[list[int]] = deque(maxlen=RATE_WINDOW + 1)
-        self._ended: deque[float] = deque(maxlen=ENDED_KEPT)
-        self.told_rates: tuple[float, float] | None = None
-        """Tokens a second and episodes a minute, where somebody else counts them."""
+        self.rates = Rates(now)
         self.told_busy: int | None = None
-        """The same of `busy`."""
+        """`busy`, where somebody else counts it."""
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             TurnSampled: self._turn_sampled,
             GroupStarted: self._group_started,
@@ -190,35 +178,11 @@ class RunState:
 
     # What a drawing asks.
 
-    def tokens_per_second(self, now: float) -> float:
-        """Sampled tokens a second over the last seconds."""
-        if self.told_rates is not None:
-            return self.told_rates[0]
-        oldest = int(now) - RATE_WINDOW
-        recent = [bucket for bucket in self._buckets if bucket[0] > oldest]
-        if not recent:
-            return 0.0
-        span = max(now - recent[0][0], 1.0)
-        return sum(count for _, count in recent) / min(span, RATE_WINDOW)
-
-    def episodes_per_minute(self, now: float) -> float:
-        """Episodes that ended over the last minute."""
-        if self.told_rates is not None:
-            return self.told_rates[1]
-        ended, full = self._ended, len(self._ended) == ENDED_KEPT
-        recent = sum(1 for when in ended if when > now - 60)
-        if not recent:
-            return 0.0
-        # What is kept may begin later than a minute ago, and so may the run.
-        span = min(60.0, now - ended[0] if full else now - self.started)
-        return recent * 60 / max(span, 1.0)
-
     def eta(self) -> float | None:
         """Seconds until the last step, from the latest steps; None before the first one."""
-        latest = self._durations
-        if self.step == 0 or not latest or not self.steps:
+        if self.step == 0 or not self.steps:
             return None
-        return sum(latest) / len(latest) * (self.steps - self.step)
+        return self.rates.left(self.steps - self.step)
 
     def trend(self, steps: int = 10) -> float | None:
         """Mean reward of the last ``steps`` steps less that of the ``steps`` before."""
@@ -260,11 +224,7 @@ class RunState:
     def _turn_sampled(self, event: TurnSampled, now: float) -> None:
         tokens = event.tokens
         self.tokens += tokens
-        second, buckets = int(now), self._buckets
-        if buckets and buckets[-1][0] == second:
-            buckets[-1][1] += tokens
-        else:
-            buckets.append([second, tokens])
+        self.rates.sampled(tokens, now)
         group = self.groups.get(event.group)
         if group is not None:
             group.tokens += tokens
@@ -284,6 +244,8 @@ class RunState:
 
     def _member_finished(self, event: MemberFinished, now: float) -> None:
         failed = event.failure is not None or event.reward is None
+        if not failed:
+            self.rates.ended(now)
         if self.evaluation is not None:
             if event.reward is not None and not failed:
                 self.evaluation.total_reward += event.reward
@@ -298,7 +260,6 @@ class RunState:
                 group.note = event.failure
             return
         self.episodes += 1
-        self._ended.append(now)
         if group is not None:
             group.members[event.member] = MemberView(
                 event.reward, event.stop, event.turns, event.tokens
@@ -359,7 +320,7 @@ class RunState:
         self.policy, self.metrics = event.policy, event.metrics
         self.step_seconds = _wall(event.metrics, now - self._step_began)
         self._step_began = now
-        self._durations.append(self.step_seconds)
+        self.rates.stepped(self.step_seconds)
         if (value := event.metrics.get("reward")) is not None:
             self.rewards.append(value)
         if (most := event.metrics.get("parity_max")) is not None:

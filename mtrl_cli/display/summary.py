@@ -4,29 +4,41 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mtrl_cli.display.lines import counted, interval, with_error
+from mtrl_cli.display.lines import Redact, counted, interval, with_error
 from mtrl_cli.display.state import GroupView, RunState
 from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward
 from mtrl_cli.display.words import outcome, outcomes, reasons
+from mtrl_cli.display.wrapping import LABEL, Fact, glued, laid_out, wrapped
 from mtrl_cli.training.events import Comparison, Evaluated, Resumable, RunFailed, RunFinished
 
 _ALIKE = "constant_reward"
 
 
-def summary(state: RunState, now: float, play: str | None = None) -> list[str]:
-    """The lines of the end. ``play`` is the command that plays this experiment, if not the
-    run folder's own configuration."""
+def summary(
+    state: RunState,
+    now: float,
+    play: str | None = None,
+    *,
+    width: int | None = None,
+    redact: Redact = str,
+) -> list[str]:
+    """The lines of the end.
+
+    Args:
+        play: the command that plays this experiment, if not the run folder's own configuration.
+        width: of the terminal; prose that is longer is broken.
+        redact: takes secrets out, before a break could hide one.
+    """
     finished = state.finished
     if finished is None:
         return []
-    lines = [_headline(state, finished, now)]
+    lines = wrapped(redact(_headline(state, finished, now)), width, LABEL)
     if state.plan.keep_groups:
-        lines += played(state.finished_groups)
-    lines += [f"{label:<11}{text}" for label, text in _facts(state, finished, play)]
-    return lines
+        lines += _played(state.finished_groups, width, redact)
+    return [*lines, *laid_out(_facts(state, finished, play), width, redact)]
 
 
-def played(groups: list[GroupView]) -> list[str]:
+def _played(groups: list[GroupView], available: int | None, redact: Redact) -> list[str]:
     """A table of played groups: the rewards of their members, and why they ended."""
     if not groups:
         return []
@@ -36,22 +48,21 @@ def played(groups: list[GroupView]) -> list[str]:
         rewards = group.rewards
         mean = reward(sum(rewards) / len(rewards) if rewards else None)
         members = "  ".join(
-            f"{reward(member.reward, 2)} {harmless(member.stop)}"
+            glued(f"{reward(member.reward, 2)} {harmless(member.stop)}")
             for _, member in sorted(group.members.items())
         )
         if group.outcome not in (None, "complete"):
             members = f"{members}  [{harmless(outcome(group.outcome or ''))}]".strip()
-        lines.append(
-            f"{group.group:>5}  {harmless(group.task):<{width}}  {mean:>6}"
-            f"  {group.tokens:>7,}  {members}"
-        )
+        told = f"{group.group:>5}  {harmless(group.task):<{width}}  {mean:>6}  {group.tokens:>7,}  "
+        lines += wrapped(redact(told + members), available, len(told))
     every = [value for group in groups for value in group.rewards]
     if every:
         played = f"{counted(len(every), 'episode')} of {counted(len(groups), 'task sample')}"
-        lines.append(
+        told = (
             f"mean reward {sum(every) / len(every):.3f} over {played}; mtrl eval tells a policy's"
             " over many, with its error"
         )
+        lines += wrapped(told, available)
     return [*lines, ""]
 
 
@@ -64,7 +75,7 @@ def _headline(state: RunState, finished: RunFinished, now: float) -> str:
     return f"{harmless(finished.status)}: {experiment}{steps} in {took}{attempt}{reason}"
 
 
-def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator[tuple[str, str]]:
+def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator[Fact]:
     if finished.evaluated is not None:
         yield from _evaluated(finished.evaluated, finished.before)
         yield from _known(state)
@@ -72,40 +83,46 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
         yield from _reward(state, finished.before, finished.after)
     tokens = f"{compact(finished.sampled_tokens)} tokens sampled"
     attempts = f" in {state.attempt} attempts" if state.attempt > 1 else ""
-    yield "episodes", f"{finished.episodes:,}{attempts}, {tokens}"
+    yield Fact("episodes", f"{finished.episodes:,}{attempts}, {tokens}")
     if finished.failed:
         number = counted(finished.failed, "episode")
         where = harmless(f"mtrl trajectory {_run_at(finished.folder)}")
-        yield "failed", f"{number}, played again or left out: {where} names them"
+        yield Fact("failed", f"{number}, played again or left out; named by:")
+        yield Fact("", where, copied=True)
     if finished.skipped:
         total = sum(finished.skipped.values())
-        yield "groups", f"{total:,} gave no advantage: {outcomes(finished.skipped)}"
+        yield Fact("groups", f"{total:,} gave no advantage: {outcomes(finished.skipped)}")
     if state.metrics and finished.policy and finished.policy == state.first_policy:
         alike = " (no group's rewards differed)" if set(finished.skipped) == {_ALIKE} else ""
-        yield "NOTE", f"nothing was trained{alike}: the policy is unchanged"
+        yield Fact("NOTE", f"nothing was trained{alike}: the policy is unchanged")
     if state.audits:
-        yield "audit", _audits(state.audits)
+        yield Fact("audit", _audits(state.audits))
     if finished.folder:
-        yield "run", harmless(finished.folder)
+        yield Fact("run", harmless(finished.folder), copied=True)
     if finished.policy:
-        yield "policy", harmless(finished.policy)
+        yield Fact("policy", harmless(finished.policy), copied=True)
         if finished.steps and not state.plan.keep_groups:
-            yield "play it", _playing(finished.folder, play)
+            yield Fact("play it", _playing(finished.folder, play), copied=True)
     if finished.resumable is not None:
-        yield "kept", kept(finished.resumable)
-        yield "resume", resuming(finished.folder)
+        yield from going_on(finished.resumable, finished.folder)
     yield from _quarantine(finished.quarantined)
 
 
-def failure(failed: RunFailed) -> list[tuple[str, str]]:
+def failure(failed: RunFailed) -> list[Fact]:
     """What a failed run leaves, below its error: labels and texts."""
-    told = [("run", harmless(failed.folder))]
+    told = [Fact("run", harmless(failed.folder), copied=True)]
     if failed.resumable is not None:
-        told += [("kept", kept(failed.resumable)), ("resume", resuming(failed.folder))]
+        told += going_on(failed.resumable, failed.folder)
     return [*told, *_quarantine(failed.quarantined)]
 
 
-def kept(resumable: Resumable) -> str:
+def going_on(resumable: Resumable, folder: str) -> list[Fact]:
+    """What stands of a run, and how to go on with it."""
+    resume = harmless(f"mtrl train --resume {_run_at(folder)}")
+    return [Fact("kept", _kept(resumable)), Fact("resume", resume, copied=True)]
+
+
+def _kept(resumable: Resumable) -> str:
     """What stands of a run, and where a resume begins."""
     committed, begins = resumable.committed, resumable.begins
     stands = f"step {committed} is committed" if committed else "no step is committed"
@@ -114,11 +131,6 @@ def kept(resumable: Resumable) -> str:
     if begins == committed:
         return f"{stands}, with its training state"
     return f"{stands}; a resume begins at step {begins}, the last one with a training state"
-
-
-def resuming(folder: str) -> str:
-    """The command that goes on with a run."""
-    return harmless(f"mtrl train --resume {_run_at(folder)}")
 
 
 def _run_at(folder: str) -> str:
@@ -137,10 +149,10 @@ def _playing(folder: str, play: str | None) -> str:
     return harmless(f"{command} policy={shlex.quote(path.name)}@last")
 
 
-def _quarantine(left: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _quarantine(left: Sequence[str]) -> Iterator[Fact]:
     if left:
-        yield "QUARANTINE", f"{len(left)} could not be returned and may still live:"
-        yield from (("", harmless(name)) for name in left)
+        yield Fact("QUARANTINE", f"{len(left)} could not be returned and may still live:")
+        yield from (Fact("", harmless(name), copied=True) for name in left)
 
 
 def _audits(audits: list[tuple[float, float]]) -> str:
@@ -150,9 +162,7 @@ def _audits(audits: list[tuple[float, float]]) -> str:
     return f"sampler and trainer differ by {gap(most)} at most, {gap(mean)} in the mean of {steps}"
 
 
-def _reward(
-    state: RunState, before: Evaluated | None, after: Evaluated | None
-) -> Iterator[tuple[str, str]]:
+def _reward(state: RunState, before: Evaluated | None, after: Evaluated | None) -> Iterator[Fact]:
     """Reward before and after, beside what known policies reach."""
     if before is None and after is None:
         return
@@ -161,40 +171,47 @@ def _reward(
         for label, result in (("before", before), ("after", after))
         if result is not None
     ]
-    gain = f"  ({after.mean - before.mean:+z.3f})" if before and after else ""
+    paired = after.versus if after is not None else None
+    gain = ""
+    if before is not None and after is not None and paired is None:
+        gain = f" ({after.mean - before.mean:+z.3f})"
     games = (after or before or state.evaluations[0]).games
-    yield "reward", f"{' → '.join(told)}{gain}  ± standard error, {games:,} games each"
-    if after is not None and after.versus is not None:
-        yield "paired", _paired(after.versus)
+    yield Fact("reward", f"{' → '.join(told)}{gain}, ± standard error, {games:,} games each")
+    if paired is not None:
+        yield Fact("paired", _paired(paired))
     yield from _known(state)
     shares = [f"{result.invalid_call_share:.1%}" for result in (before, after) if result]
-    yield "", f"invalid tool calls {' → '.join(shares)}"
+    yield Fact("", f"invalid tool calls {' → '.join(shares)}")
 
 
-def _known(state: RunState) -> Iterator[tuple[str, str]]:
+def _known(state: RunState) -> Iterator[Fact]:
     """What known policies reach."""
     if state.run is not None and state.run.references:
         known = sorted(state.run.references.items(), key=lambda item: item[1])
-        yield "", "known: " + ", ".join(f"{harmless(name)} {value:.3f}" for name, value in known)
+        yield Fact(
+            "", "known: " + ", ".join(f"{harmless(name)} {value:.3f}" for name, value in known)
+        )
 
 
-def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[tuple[str, str]]:
+def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[Fact]:
     """One policy's figures, and what it is worth against another one."""
     heat = "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}"
     mean = with_error(result.mean, result.se) + interval(result.interval)
-    yield "reward", f"{mean}, {result.games:,} games, {heat}"
+    yield Fact("reward", f"{mean}, {result.games:,} games, {heat}")
     low, high = result.pass_interval or (0.0, 1.0)
     share = result.passed / result.games
-    yield "passed", f"{share:.1%} (95 % {low:.1%} to {high:.1%})"
-    yield "ended", f"{reasons(result.stops)}; unfinished {result.unfinished / result.games:.1%}"
-    yield "", f"invalid tool calls {result.invalid_call_share:.1%}"
+    yield Fact("passed", f"{share:.1%} (95 % {low:.1%} to {high:.1%})")
+    yield Fact(
+        "ended", f"{reasons(result.stops)}; unfinished {result.unfinished / result.games:.1%}"
+    )
+    yield Fact("", f"invalid tool calls {result.invalid_call_share:.1%}")
     if result.failed:
-        yield "", f"{result.failed:,} games left out: they failed, after their refills"
+        yield Fact("", f"{result.failed:,} games left out: they failed, after their refills")
     if rival is not None:
         name = harmless(policy_name(rival.policy))
-        yield "against", f"{name}: {with_error(rival.mean, rival.se)}, {rival.games:,} games"
+        yield Fact("against", f"{name}: {with_error(rival.mean, rival.se)}, {rival.games:,} games")
     if result.versus is not None:
-        yield "paired", _paired(result.versus)
+        yield Fact("paired", _paired(result.versus))
 
 
 def _paired(versus: Comparison) -> str:

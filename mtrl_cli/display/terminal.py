@@ -37,9 +37,9 @@ def abilities(environ: Mapping[str, str] | None = None) -> Abilities:
     )
 
 
-def columns() -> int | None:
-    """The width of standard output; None where it is no terminal."""
-    return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else None
+def columns(stream: TextIO | None = None) -> int | None:
+    """The width of ``stream``, else of standard output; None where it is no terminal."""
+    return shutil.get_terminal_size().columns if _is_terminal(stream or sys.stdout) else None
 
 
 def claim_stdout() -> TextIO:

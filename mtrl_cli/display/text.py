@@ -60,6 +60,14 @@ def figure(value: float) -> str:
     return f"{value:z.4f}" if abs(value) < 0.01 else f"{value:.3f}"
 
 
+def fitted(value: float, width: int, digits: int) -> str:
+    """A number with as many of ``digits`` decimals as ``width`` characters have room for."""
+    for shown in range(digits, 0, -1):
+        if len(text := f"{value:z.{shown}f}") <= width:
+            return text
+    return f"{value:z.0f}"
+
+
 def gap(value: float) -> str:
     """A difference that may be of any size: 3.1e-06, 0.021."""
     return f"{value:.2g}"

@@ -150,9 +150,9 @@ def test_a_run_on_a_pipe_prints_lines_and_a_summary(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert "\x1b" not in done.stdout
     assert "step 1/2 |" in lines[1]
-    assert "| reward 0.500 | trained 1/1 |" in lines[2]
+    assert "| reward  0.500 | passed    - | trained   1/1 |" in lines[2]
     assert "finished: blackjack, 2 of 2 steps in 00:00:00" in lines[3]
-    assert any("before -0.412 ± 0.011 → after -0.060 ± 0.012  (+0.352)" in one for one in lines)
+    assert any("before -0.412 ± 0.011 → after -0.060 ± 0.012 (+0.352)" in one for one in lines)
     assert any("known: random -0.390" in one for one in lines)
     assert lines[-1].startswith("play it")
     folder = "runs/20261129-122135-a7aa"

@@ -52,7 +52,9 @@ class Watched:
 
     def __init__(self, width: int | None, plan: DisplayPlan | None = None, **options: bool) -> None:
         self.clock, self.output = Clock(), io.StringIO()
-        plan = plan or DisplayPlan("train blackjack", games=6000, concurrency=64)
+        plan = plan or DisplayPlan(
+            "train blackjack", games=6000, concurrency=64, figures=("kl", "parity")
+        )
         state, screen = RunState(plan, self.clock.now), Screen(self.output)
         redact: Callable[[str], str] = lambda text: text.replace("sk-secret", "***")  # noqa: E731
         self.presenter: LivePresenter | PlainPresenter
@@ -157,7 +159,9 @@ def test_a_finished_step_scrolls_away_above_and_its_groups_go() -> None:
     frame = watched.frame()
     assert frame[0] == "group 0 bj-seed-0 | v11 | 2/8 | reward 0.50 | 200 tokens | 14s"
     assert frame[2] == "group 2 bj-seed-2 | v11 | 0/8 | reward - | 0 tokens | 14s"
-    assert frame[3].startswith("step 12/50 | 14.2s | reward 0.463 | trained 13/16 (equal rew")
+    assert (
+        frame[3] == "step 12/50 | 14.2s | reward  0.463 | passed    - | trained 13/16 | kl  0.0120"
+    )
     assert len(frame[3]) <= 80
     assert frame[4].startswith("mtrl train")
     assert not any(line.startswith("group") for line in frame[5:])
@@ -237,9 +241,10 @@ def test_plain_lines_say_what_ended() -> None:
     watched.presenter.stopping(Stopping(1, "SIGTERM", watched.clock.now))
     assert watched.text.splitlines() == [
         f"12:17:40 INFO  run {RUN} in {FOLDER}",
-        "12:17:40 INFO  step 12/50 | 14.2s | reward 0.463 | trained 13/16 (equal rewards 3)"
-        " | kl 0.012 | gen 1.4k tok/s | tokens 200 | step-000012 | eta 00:08:59",
-        "12:17:40 INFO  evaluation after: -0.060 ± 0.012 over 6,000 games, invalid tool calls 0.3%",
+        "12:17:40 INFO  step 12/50 | 14.2s | reward  0.463 | passed    - | trained 13/16"
+        " | kl  0.0120 | parity       - | gen  1.4k tok/s | tokens   200 | entropy      -"
+        " | loss       - | eta 00:08:59 | step-000012 | equal rewards 3",
+        "12:17:40 INFO  evaluation after: -0.060 ± 0.012 over 6,000 games",
         "12:17:40 WARN  stopping (SIGTERM): nothing new starts; issued work settles"
         " (at most 60s).  Again: drop them",
     ]
@@ -299,7 +304,7 @@ def test_the_audits_figures_stand_in_every_step_and_in_the_summary(width: int | 
         metrics = {"reward": -0.00001, "parity_max": most, "parity_mean": most / 10}
         watched.see(StepFinished(step, 50, f"u/step-{step}", metrics))
         watched.presenter.tick()
-    assert "reward 0.000 | parity 4e-06" in ESCAPES.sub("", watched.text)
+    assert " | parity   4e-06" in ESCAPES.sub("", watched.text)
     if width is not None:
         watched.see(PhaseStarted("training", 3))
         assert any("parity 3e-06" in line for line in watched.frame())
@@ -321,8 +326,8 @@ def test_failed_episodes_are_counted_with_the_command_that_names_them(
     ended = RunFinished(RUN, folder, "finished", None, 3, 24, 5000, None, None, None, {}, failed=2)
     watched.see(ended)
     watched.presenter.close()
-    told = f"failed     2 episodes, played again or left out: mtrl trajectory {RUN}{option} names"
-    assert told in watched.text
+    told = "failed     2 episodes, played again or left out; named by:"
+    assert f"{told}\n           mtrl trajectory {RUN}{option}\n" in watched.text
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -407,9 +412,9 @@ def test_throughput_of_a_step_whose_groups_were_sampled_earlier() -> None:
     figures = {"tokens_sampled": 1000.0, "seconds_sampling": 0.0001, "seconds_training": 1.9999}
     watched = begun(Watched(None))
     watched.see(StepFinished(1, 50, "u/1", {**figures, "staleness": 1.0, "staleness_max": 1.0}))
-    assert "| gen 500 tok/s |" in watched.text
+    assert "| gen   500 tok/s |" in watched.text
     watched.see(StepFinished(2, 50, "u/2", {**figures, "seconds_sampling": 2.0}))
-    assert watched.text.count("| gen 500 tok/s |") == 2
+    assert watched.text.count("| gen   500 tok/s |") == 2
 
 
 def ended_with(policy: str) -> str:
@@ -431,9 +436,8 @@ def test_mtrl_eval_names_its_policies() -> None:
     told = [line.removeprefix("12:17:40 INFO  ") for line in watched.text.splitlines()]
     assert told == [
         "evaluation: 0/12,000 games",
-        "evaluation of mtrl-tiny: -0.500 ± 0.012 over 6,000 games, invalid tool calls 10.0%",
-        "evaluation of step-000150: -0.250 ± 0.012 over 6,000 games, invalid tool calls 0.0%,"
-        " +0.250 against mtrl-tiny on the same 1 game",
+        "evaluation of mtrl-tiny: -0.500 ± 0.012 over 6,000 games",
+        "evaluation of step-000150: -0.250 ± 0.012 over 6,000 games, +0.250 against mtrl-tiny",
     ]
 
 
@@ -467,8 +471,8 @@ def test_where_a_run_is_and_where_it_goes_on_is_said_before_anything_starts() ->
     live = Watched(80)
     live.see(FolderMade(RUN, FOLDER, attempt=2, step=4))
     frame = live.frame()
-    assert frame[0] == f"run {RUN} in {FOLDER}: attempt 2 goes on after step 4"
-    assert frame[1].startswith("mtrl train blackjack  run a7aa")
+    assert frame[:2] == [f"run {RUN} in {FOLDER}: attempt 2 goes on after", "    step 4"]
+    assert frame[2].startswith("mtrl train blackjack  run a7aa")
     again = Watched(None)
     again.see(FolderMade(RUN, FOLDER, attempt=2, step=4))
     assert again.text.startswith(f"{told}: attempt 2 goes on after step 4; starting")

@@ -103,8 +103,8 @@ def test_throughput_is_of_the_last_seconds(state: RunState) -> None:
     for second in range(100):
         state.apply(TurnSampled(0, 0, 0, 50), float(second))
     assert state.tokens == 5000
-    assert state.tokens_per_second(100.0) == pytest.approx(50, rel=0.1)
-    assert state.tokens_per_second(200.0) == 0
+    assert state.rates.tokens_per_second(100.0) == pytest.approx(50, rel=0.1)
+    assert state.rates.tokens_per_second(200.0) == 0
 
 
 def test_the_estimate_leaves_evaluations_out(state: RunState) -> None:

@@ -1,0 +1,62 @@
+"""Prose is broken between words; what one copies is not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrl_cli.display.wrapping import Fact, cells, glued, laid_out, wrapped
+
+COMMAND = "mtrl cancel 20261129-122135-a7aa --runs-dir=/data/runs --now"
+
+
+def test_a_long_sentence_is_indented_from_its_second_line_on() -> None:
+    assert wrapped("warning: the server is slow", 16, 4) == [
+        "warning: the",
+        "    server is",
+        "    slow",
+    ]
+    assert wrapped("warning: the server is slow", None, 4) == ["warning: the server is slow"]
+    assert wrapped("as wide as it is", 16, 4) == ["as wide as it is"]
+
+
+def test_a_command_in_a_sentence_stays_whole() -> None:
+    told = wrapped(f"what it held is returned by: {COMMAND} (at once)", 30, 4)
+    assert told == ["what it held is returned by:", f"    {COMMAND}", "    (at once)"]
+    assert wrapped(glued("one two three"), 5) == ["one two three"]
+
+
+def test_facts_that_are_copied_are_never_broken() -> None:
+    path = "/home/somebody/with a/rather/long/path"
+    facts = [Fact("run", path, copied=True), Fact("kept", "step 12 is committed with its state")]
+    told = [
+        f"run        {path}",
+        "kept       step 12 is committed with",
+        "           its state",
+    ]
+    assert list(laid_out(facts, 36)) == told
+    assert list(laid_out(facts, None))[1] == "kept       step 12 is committed with its state"
+
+
+def test_a_secret_is_taken_out_before_a_break_could_hide_it() -> None:
+    told = laid_out(
+        [Fact("why", "it said: open sesame, twice")],
+        30,
+        lambda text: text.replace("open sesame", "***"),
+    )
+    assert list(told) == ["why        it said: ***, twice"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wide"), [("abc", 3), ("二十一点", 8), ("é", 1), ("e\u0301", 1), ("±", 1)]
+)
+def test_columns_are_counted_as_a_terminal_does(text: str, wide: int) -> None:
+    assert cells(text) == wide
+
+
+@given(st.text(st.sampled_from("ab 点"), max_size=60), st.integers(1, 30), st.integers(0, 12))
+def test_nothing_is_lost_and_only_single_words_are_too_long(
+    text: str, width: int, indent: int
+) -> None:
+    lines = wrapped(text, width, indent)
+    assert " ".join(lines).split() == text.split()
+    assert all(cells(line) <= width or len(line.split()) == 1 for line in lines)
