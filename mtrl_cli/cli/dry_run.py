@@ -15,19 +15,33 @@ from mtrl_cli.config.capabilities import capabilities, declared
 from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.places import shown
 from mtrl_cli.config.requirements import unmet
-from mtrl_cli.config.sandboxes import environments, episodes, sandbox_need
+from mtrl_cli.config.sandboxes import sandbox_need
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind
+from mtrl_cli.config.workload import (
+    FROM_THE_START,
+    Begun,
+    Workload,
+    environments,
+    of_groups,
+    of_training,
+)
 from mtrl_cli.doctor.unseen import misleading_names
 
 CLOSING = "Dry run complete. To start it, remove --dry-run from your command."
 
 
 def plan(
-    command: str, composed: Composed, experiment: Experiment, groups: int | None
+    command: str,
+    composed: Composed,
+    experiment: Experiment,
+    groups: int | None,
+    begun: Begun = FROM_THE_START,
 ) -> dict[str, Any]:
-    """The facts of a dry run. ``groups`` is what a rollout plays; None for training."""
+    """The facts of a dry run. ``groups`` is what a rollout plays; None for training, of which
+    ``begun`` is behind us."""
     group, budget, server = experiment.group, experiment.budget, experiment.server
     steps = experiment.train.steps if groups is None else None
+    work = of_training(experiment, begun) if groups is None else of_groups(experiment, groups)
     per_step = group.per_step if groups is None else groups
     service = assumed(server)
     return {
@@ -37,10 +51,11 @@ def plan(
         "overrides": [override.shown for override in composed.overrides],
         "task": experiment.task.name,
         "steps": steps,
+        "steps_left": None if steps is None else max(steps - begun.step, 0),
         "groups_per_step" if groups is None else "groups": per_step,
         "group_size": group.size,
-        "trajectories": (steps or 1) * per_step * group.size,
-        "at_once": min(experiment.run.concurrency, per_step * group.size),
+        "trajectories": work.trained,
+        "at_once": work.trained_at_once,
         "budget": {
             "turn_tokens": budget.turn_tokens,
             "trajectory_tokens": budget.trajectory_tokens,
@@ -56,10 +71,10 @@ def plan(
             "loss_reduction": service.loss_reduction and service.loss_reduction.value,
             "capabilities": [asdict(one) for one in capabilities(experiment)],
         },
-        "environment": environment(experiment, episodes(experiment, groups)),
-        "sandboxes": sandboxes(experiment, episodes(experiment, groups)),
+        "environment": environment(experiment, work),
+        "sandboxes": sandboxes(experiment, work),
         "policy": experiment.policy,
-        "evaluation": _evaluation(experiment) if groups is None else None,
+        "evaluation": _evaluation(experiment, work, begun) if groups is None else None,
         "secrets": [
             {"key": one.key, "from": one.variable, "set": one.present, "required": one.required}
             for one in composed.secrets
@@ -76,22 +91,22 @@ def _problems(experiment: Experiment, *, training: bool) -> list[str]:
     return [*found, *unmet(declared(experiment), experiment)] if training else found
 
 
-def sandboxes(experiment: Experiment, played: int) -> dict[str, Any] | None:
-    """What so many episodes ask of the E2B account; None where they are played elsewhere."""
+def sandboxes(experiment: Experiment, work: Workload) -> dict[str, Any] | None:
+    """What so much to play asks of the E2B account; None where it is played elsewhere."""
     if experiment.env.kind is not EnvKind.e2b:
         return None
-    return asdict(sandbox_need(experiment, played))
+    return asdict(sandbox_need(experiment, work))
 
 
-def environment(experiment: Experiment, played: int) -> dict[str, Any]:
-    """Where environments come from, and how many would be made to play so many episodes."""
-    in_all = environments(experiment, played)
+def environment(experiment: Experiment, work: Workload) -> dict[str, Any]:
+    """Where environments come from, and how many would be made to play so much."""
+    in_all = environments(experiment, work.episodes)
     return {
         "kind": experiment.env.kind.value,
         "source": _source(experiment.env),
         "in_all": in_all,
-        "to_compare_seeds": in_all - played,
-        "at_once": min(experiment.run.concurrency, in_all),
+        "to_compare_seeds": in_all - work.episodes,
+        "at_once": work.at_once,
     }
 
 
@@ -114,10 +129,16 @@ def _source(env: EnvConfig) -> str | None:
     return env.app if served else env.entrypoint
 
 
-def _evaluation(experiment: Experiment) -> dict[str, Any]:
+def _evaluation(experiment: Experiment, work: Workload, begun: Begun) -> dict[str, Any]:
     evaluation = experiment.eval
     during = evaluation.games_during if evaluation.games and evaluation.every else 0
-    return {"games": evaluation.games, "every": evaluation.every, "games_during": during}
+    return {
+        "games": evaluation.games,
+        "before": not begun.evaluated,
+        "every": evaluation.every,
+        "games_during": during,
+        "at_once": work.games_at_once,
+    }
 
 
 def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -159,8 +180,8 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _resumed(run: Mapping[str, Any]) -> str:
-    begins = "anew: no training state was saved" if run["step"] < 0 else f"at step {run['step']}"
-    return f"{run['folder']} as attempt {run['attempt']}, beginning {begins}"
+    begins = "anew: no training state was saved" if run["step"] < 0 else f"after step {run['step']}"
+    return f"{run['folder']} as attempt {run['attempt']}, going on {begins}"
 
 
 def _counts(facts: Mapping[str, Any]) -> str:
@@ -172,8 +193,9 @@ def _counts(facts: Mapping[str, Any]) -> str:
         )
     groups = facts.get("groups_per_step", facts.get("groups"))
     factors = [f"{groups} groups", f"{facts['group_size']} trajectories"]
-    if facts["steps"] is not None:
-        factors.insert(0, f"{facts['steps']:,} steps")
+    if (left := facts["steps_left"]) is not None:
+        of = f" of {facts['steps']:,}" if left != facts["steps"] else ""
+        factors.insert(0, f"{left:,}{of} steps")
     product = " × ".join(factors)
     return f"{product} = {facts['trajectories']:,} episodes, {facts['at_once']:,} at once"
 
@@ -210,16 +232,16 @@ def _environment(facts: Mapping[str, Any]) -> str:
         return told
     compared = facts["to_compare_seeds"]
     each = "one for each episode" + (f", {compared} to compare seeds" if compared else "")
-    return f"{told}; {facts['in_all']:,} {made}, {facts['at_once']:,} at once ({each})"
+    return f"{told}; {facts['in_all']:,} {made}, at most {facts['at_once']:,} at once ({each})"
 
 
 def _games(evaluation: Mapping[str, Any]) -> str:
     if not evaluation["games"]:
         return "none"
     during = f", {evaluation['games_during']:,} every {evaluation['every']:,} steps"
-    return f"{evaluation['games']:,} games before and after" + (
-        during if evaluation["every"] else ""
-    )
+    when = "before and after" if evaluation["before"] else "after (before: recorded, or gone)"
+    during = during if evaluation["every"] else ""
+    return f"{evaluation['games']:,} games {when}{during}, {evaluation['at_once']:,} at once"
 
 
 def _need(need: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from mtrl_cli.cli.experiment import Asked, Shown, display_plan, planned, show_pl
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
+from mtrl_cli.config.workload import of_games
 from mtrl_cli.runs.places import check_runs_dir
 from mtrl_cli.training.contest import choose_contest
 
@@ -76,16 +77,16 @@ def _facts(composed: Composed, against: str | None) -> dict[str, Any]:
     experiment = resolve(composed, secrets=False)
     contest = choose_contest(experiment, against)
     games, policies = experiment.eval.games, 1 + contest.compares
-    played = games * policies
+    work = of_games(experiment, games * policies)
     return {
         "groups": games,
         "group_size": 1,
         "games": games,
         "policies": policies,
-        "trajectories": played,
-        "at_once": min(experiment.run.concurrency, played),
-        "environment": environment(experiment, played),
-        "sandboxes": sandboxes(experiment, played),
+        "trajectories": work.games,
+        "at_once": work.games_at_once,
+        "environment": environment(experiment, work),
+        "sandboxes": sandboxes(experiment, work),
         "temperature": 0.0 if experiment.eval.greedy else experiment.group.temperature,
         "policy": contest.uri(experiment),
         "against": contest.rival_uri(experiment),

@@ -13,6 +13,7 @@ from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.schema import Experiment
+from mtrl_cli.config.workload import FROM_THE_START, Begun
 from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import UsageError
@@ -68,9 +69,13 @@ def carry_out(asked: Asked, teller: Teller, shown: Shown) -> int:
 
 
 def planned(
-    asked: Asked, composed: Composed, more: Mapping[str, Any] | None = None
+    asked: Asked,
+    composed: Composed,
+    more: Mapping[str, Any] | None = None,
+    begun: Begun = FROM_THE_START,
 ) -> dict[str, Any]:
-    """What would happen; ``more`` are facts that win over the plan's.
+    """What would happen; ``more`` are facts that win over the plan's. ``begun`` is what a training
+    has behind it.
 
     Raises:
         ConfigError: it could not.
@@ -80,7 +85,7 @@ def planned(
     experiment = resolve(composed, secrets=False)
     refuse_invalid(experiment, composed, training=asked.trains)
     check_runs_dir(experiment.run.dir)
-    facts = dry_run.plan(asked.command, composed, experiment, asked.groups)
+    facts = dry_run.plan(asked.command, composed, experiment, asked.groups, begun)
     if asked.command == "rollout" and experiment.policy is not None:
         from mtrl_cli.training.policies import choose_policy
 
@@ -90,12 +95,16 @@ def planned(
 
 
 def show_plan(
-    asked: Asked, composed: Composed, as_json: bool, more: Mapping[str, Any] | None = None
+    asked: Asked,
+    composed: Composed,
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
+    begun: Begun = FROM_THE_START,
 ) -> int:
-    """Print what would happen; the exit code. ``more`` are facts that win over the plan's."""
+    """Print what would happen, as `planned`; the exit code."""
     from mtrl_cli.cli import dry_run
 
-    facts = planned(asked, composed, more)
+    facts = planned(asked, composed, more, begun)
     screen, redact = Screen(sys.stdout), composed.redact
     if as_json:
         screen.line(redact(json.dumps(facts, indent=2)))

@@ -14,7 +14,8 @@ from mtrl_cli.config.differences import Difference, differences, evaluates_anew
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.overrides import split_conf
 from mtrl_cli.config.resolve import refuse_invalid, resolve
-from mtrl_cli.config.schema import Experiment
+from mtrl_cli.config.schema import Experiment, Snapshots
+from mtrl_cli.config.workload import Begun
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import MtrlError, UsageError
@@ -54,17 +55,18 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
     stands = beginning(history, at)
     committed = history.last.step if history.last else 0
     changed = _accepted(run, differences(before, now, committed), resume.force)
-    if shown.dry_run:
-        facts = _facts(run, stands)
-        more = {"resumes": facts, "runs": facts["folder"]}
-        return show_plan(resume.asked, now, shown.as_json, more)
-    experiment = resolve(now)
+    experiment = resolve(now, secrets=not shown.dry_run)
     refuse_invalid(experiment, now, training=True)
     if not resume.force:
         _refuse_leaks(run, experiment)
     if at is None and run.status == "finished" and experiment.train.steps <= committed:
         _say_finished(run, committed, resume.runs)
         return 0
+    if shown.dry_run:
+        facts = _facts(run, stands)
+        more = {"resumes": facts, "runs": facts["folder"]}
+        begun = _begun(run, stands, experiment, anew=evaluates_anew(changed))
+        return show_plan(resume.asked, now, shown.as_json, more, begun)
     config = None
     if now.yaml != before.yaml:
         config = NewConfig(now.yaml, evaluates_anew(changed))
@@ -103,6 +105,21 @@ def _facts(run: RunRecord, stands: History) -> dict[str, Any]:
     last = stands.last
     step = ANEW if last is None else last.step
     return {"run": run.id, "folder": str(run.path), "attempt": run.attempt + 1, "step": step}
+
+
+def _begun(run: RunRecord, stands: History, experiment: Experiment, *, anew: bool) -> Begun:
+    """What is behind the next attempt; ``anew``: nothing that was evaluated counts any more."""
+    step, every = stands.last.step if stands.last else 0, experiment.eval.every
+    recorded = run.state.get("evaluation")
+    kept = not anew and isinstance(recorded, dict) and "before" in recorded
+    gone = bool(step) and assumed(experiment.server).snapshots is not Snapshots.immutable
+    due = step // every * every if every else 0
+    if not due or not experiment.eval.games or (gone and due < step):
+        return Begun(step, kept or gone)
+
+    from mtrl_cli.training.games import Evaluations, step_label
+
+    return Begun(step, kept or gone, Evaluations(run.path).read(step_label(due)) is None)
 
 
 def _accepted(run: RunRecord, found: list[Difference], force: bool) -> list[Difference]:

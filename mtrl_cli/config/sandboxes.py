@@ -6,6 +6,7 @@ The plans' figures are those of https://e2b.dev/docs/sandbox/rate-limits (August
 from dataclasses import dataclass
 
 from mtrl_cli.config.schema import E2BConfig, E2BPlan, Experiment
+from mtrl_cli.config.workload import Workload, environments
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +46,9 @@ class SandboxNeed:
     """The least that creating them takes."""
 
 
-def environments(experiment: Experiment, played: int) -> int:
-    """Environments made for so many episodes: one each, and two that compare a seed at start-up."""
-    return played + 2 * experiment.env.check_seeds
-
-
-def sandbox_need(experiment: Experiment, played: int) -> SandboxNeed:
-    """Of a run that plays so many episodes."""
-    sandboxes = environments(experiment, played)
+def sandbox_need(experiment: Experiment, work: Workload) -> SandboxNeed:
+    """Of a run with so much to play."""
+    sandboxes = environments(experiment, work.episodes)
     limits = sandbox_limits(experiment.env.e2b)
-    at_once = min(limits.at_once, experiment.run.concurrency, sandboxes)
+    at_once = min(limits.at_once, work.at_once)
     return SandboxNeed(sandboxes, at_once, limits.per_second, sandboxes / limits.per_second)
-
-
-def episodes(experiment: Experiment, groups: int | None) -> int:
-    """Of a rollout of so many groups, or of a training where that is None; no refill is counted."""
-    group, evaluation, train = experiment.group, experiment.eval, experiment.train
-    if groups is not None:
-        return groups * group.size
-    played = train.steps * group.per_step * group.size + 2 * evaluation.games
-    if evaluation.games and evaluation.every:
-        played += (train.steps - 1) // evaluation.every * evaluation.games_during
-    return played

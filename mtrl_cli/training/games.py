@@ -145,6 +145,11 @@ def compare(new: Played, old: Played) -> Comparison | None:
     )
 
 
+def step_label(step: int) -> str:
+    """Of the evaluation of a step's policy during training."""
+    return f"step {step}"
+
+
 class Evaluations:
     """The evaluations of one run, each in a file of its own: ``evaluations/LABEL.json``."""
 

@@ -45,6 +45,7 @@ from mtrl_cli.training.games import (
     Evaluations,
     evaluation_metrics,
     pass_rule,
+    step_label,
     unplayable,
 )
 from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
@@ -298,7 +299,7 @@ class TrainingLoop:
         from being recorded."""
         every = self._plan.evaluate_every
         step = start.step // every * every if every else 0
-        if not step or Evaluations(self._folder.path).read(_label(step)) is not None:
+        if not step or Evaluations(self._folder.path).read(step_label(step)) is not None:
             return
         policy, then = start.policy, start.history.at(step)
         if step < start.step and then is not None:
@@ -315,7 +316,7 @@ class TrainingLoop:
             return
         evaluation: EvaluationPlan = self._plan.evaluation_during
         self._observer(PhaseStarted("evaluation", step + 1))
-        label = _label(step + 1)
+        label = step_label(step + 1)
         played = await until_drain(
             evaluate(
                 self._rollout, self._task, policy, evaluation, run=self._folder.id, label=label
@@ -327,8 +328,3 @@ class TrainingLoop:
         result = Evaluations(self._folder.path).record(played, against="before")
         self._record_metrics(step + 1, evaluation_metrics(result))
         self._observer(result)
-
-
-def _label(step: int) -> str:
-    """Of the evaluation of a step's policy during training."""
-    return f"step {step}"

@@ -130,7 +130,9 @@ def test_how_many_environments_would_be_made(tmp_path: Path) -> None:
     size = ("train.steps=3", "group.per_step=2", "group.size=4", "eval.games=10")
     told = mtrl("train", "--dry-run", "env=openenv_served", *size, cwd=tmp_path).stdout
     # 3 · 2 · 4 of training, 2 · 10 of evaluation, 2 that compare seeds
-    assert "46 sessions of one server that is started for the run, 46 at once" in told
+    assert "46 sessions of one server that is started for the run, at most 10 at once" in told
+    assert "3 steps × 2 groups × 4 trajectories = 24 episodes, 8 at once" in told
+    assert "10 games before and after, 10 at once" in told
     assert f"in {'runs'}/ (not there yet, and not created)" in told
 
 
@@ -163,4 +165,4 @@ def test_an_evaluation_says_how_many_environments_it_would_make(tmp_path: Path) 
     assert told.returncode == 2  # there is no run
     assert plain.returncode == 0, plain.stderr
     # 5 games of one policy, 2 that compare seeds
-    assert "7 sessions of one server that is started for the run, 4 at once" in plain.stdout
+    assert "7 sessions of one server that is started for the run, at most 4 at once" in plain.stdout

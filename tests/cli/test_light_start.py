@@ -38,7 +38,7 @@ finally:
         ("cancel RUN", PARAMETERS, 28),
         ("show RUN", PARAMETERS, 58),
         ("trajectory RUN", PARAMETERS, 58),
-        ("rollout --dry-run", COMPOSITION, 45),
+        ("rollout --dry-run", COMPOSITION, 50),
     ],
 )
 def test_a_quick_command_imports_little(

@@ -113,8 +113,16 @@ def test_a_dry_run_says_where_it_would_begin(tmp_path: Path) -> None:
         "attempt": 2,
         "step": 2,
     }
-    assert facts["steps"] == 200
+    assert (facts["steps"], facts["steps_left"]) == (200, 198)
+    assert facts["trajectories"] == 198 * facts["groups_per_step"] * facts["group_size"]
+    assert facts["evaluation"]["before"]
     assert json.loads((folder / "run.json").read_text())["attempt"] == 1
+    amend(folder, evaluation={"before": {"mean": 0.0}})
+    told = mtrl("train", *asked[:-1], cwd=tmp_path).stdout
+    assert "198 of 200 steps × 20 groups × 8 trajectories = 31,680 episodes" in told
+    assert "6,000 games after (before: recorded, or gone)" in told
+    assert "37,682 instances in this process" in told  # and 2 that compare seeds
+    assert f"runs/{folder.name} as attempt 2, going on after step 2" in told
 
 
 @pytest.mark.parametrize(

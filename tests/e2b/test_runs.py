@@ -241,7 +241,7 @@ def test_a_dry_run_says_how_many_sandboxes_and_how_long(tmp_path: Path) -> None:
     for option, told in (
         ((), "1,922 in all, 20 at once, 1 created a second: at least 0:32:02"),
         (("env.e2b.plan=pro", "run.concurrency=256"),
-         "1,922 in all, 100 at once, 5 created a second: at least 0:06:25"),
+         "1,922 in all, 64 at once, 5 created a second: at least 0:06:25"),
     ):  # fmt: skip
         ended = mtrl("train", "conf=blackjack_e2b", "--dry-run", *option, cwd=tmp_path,
                      E2B_API_KEY="x")  # fmt: skip
