@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.cli.session import LINGER, leave_after
@@ -14,7 +13,7 @@ from mtrl_cli.cli.signals import INTERRUPTED, Signals
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless
-from mtrl_cli.doctor.examine import Examination, examine, unusable
+from mtrl_cli.doctor.examine import examine, unusable
 from mtrl_cli.doctor.report import Finding, Report, State
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.stop import StopRequest
@@ -38,11 +37,10 @@ def consult(
                 screen.line(harmless(teller.redact(line)))
 
     report = Report(tell)
-    facts: dict[str, Any] = {}
 
     def conclude() -> int:
         counts = Counter(finding.state for finding in report.findings)
-        told = _object(report, counts, facts) if as_json else _summary(counts)
+        told = _object(report, counts) if as_json else _summary(counts)
         screen.line(teller.redact(told))
         return 1 if counts[State.FAIL] else 0
 
@@ -53,14 +51,14 @@ def consult(
         return conclude()
     teller.redact = composed.redact
     with asyncio.Runner() as runner:
-        stopped = _examined(runner, composed, report, trains, facts)
+        stopped = _examined(runner, composed, report, trains)
         code = conclude() if stopped is None else stopped
         leave_after(LINGER, code)
     return code
 
 
 def _examined(
-    runner: asyncio.Runner, composed: Composed, report: Report, trains: bool, facts: dict[str, Any]
+    runner: asyncio.Runner, composed: Composed, report: Report, trains: bool
 ) -> int | None:
     """Carry out the examination; the exit code of a user's stop, None without one."""
     signals = Signals(last_words=lambda: "aborted; mtrl runs shows what may be left")
@@ -68,7 +66,7 @@ def _examined(
     async def work() -> None:
         stop = StopRequest(signals.abort)
         with signals.handled(stop):
-            await examine(Examination(composed, report, stop, trains, facts))
+            await examine(composed, report, stop, trains=trains)
 
     try:
         runner.run(work())
@@ -88,10 +86,10 @@ def _summary(counts: "Counter[State]") -> str:
     return ", ".join(f"{counts[state]} {state.value}" for state in State)
 
 
-def _object(report: Report, counts: "Counter[State]", facts: dict[str, Any]) -> str:
+def _object(report: Report, counts: "Counter[State]") -> str:
     checks = [
         {"topic": one.topic, "state": one.state.value, "says": one.says, "todo": one.todo}
         for one in report.findings
     ]
-    told = {"counts": {state.value: counts[state] for state in State}, "checks": checks, **facts}
-    return json.dumps(told, indent=2)
+    totals = {state.value: counts[state] for state in State}
+    return json.dumps({"counts": totals, "checks": checks, **report.facts}, indent=2)

@@ -41,7 +41,9 @@ _SEEDS = 4
 class Turn:
     """A sampled turn: the prompt and what was sampled, checked."""
 
+    prompt: Sequence[int]
     tokens: TokenSequence
+    """The prompt, and what was sampled after it."""
     policy: str
 
 
@@ -99,7 +101,7 @@ async def sampled(
             remedy = "set server.tokenizer to the tokenizer of server.base_model"
             raise Told(str(error), remedy) from error
         if turn is None or len(tokens) > len(turn.tokens):
-            turn = Turn(tokens, policy)
+            turn = Turn(prompt, tokens, policy)
         if first is None:
             first = sample
         if sample.stop_reason == "stop":
@@ -123,14 +125,12 @@ async def sampled(
     return turn
 
 
-async def stopped(
-    speaker: Speaker, service: TrainingService, turn: Turn, chat: Chat, prompt: Sequence[int]
-) -> None:
+async def stopped(speaker: Speaker, service: TrainingService, turn: Turn, chat: Chat) -> None:
     """Find out what the server makes of a stop token."""
     greedy = SamplingParams(temperature=0.0)
 
     def asked(most: int, stop: tuple[int, ...]) -> SampleRequest:
-        return SampleRequest(turn.policy, prompt, most, stop, 0, greedy)
+        return SampleRequest(turn.policy, turn.prompt, most, stop, 0, greedy)
 
     first = await service.sample(asked(1, chat.stop_ids))
     if not first.tokens:

@@ -1,18 +1,25 @@
 """Checks, and what they find.
 
-A check has a topic, a deadline, and topics that it needs: where one of those failed or was
-skipped, it is skipped. It tells findings, one line each; what it raises is a failure. Nothing that
-a check does ends the others, but for the user.
+A check has a topic, a deadline, and other checks that it needs: where one of those failed or was
+skipped, it is skipped. It tells findings, one line each; what it raises is a failure; what it
+returns is for the checks that need it (`Found`). Nothing that a check does ends the others, but
+for the user.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.ports import RolloutError
 from mtrl_cli.rollout.settle import original
+
+T = TypeVar("T")
+
+QUICK = 60.0
+"""Seconds for a check that contacts nothing; importing a task may be slow."""
 
 
 class State(StrEnum):
@@ -58,7 +65,28 @@ class Speaker:
         self._report.add(Finding(self._topic, State.FAIL, says, todo))
 
 
-Work = Callable[[Speaker], Awaitable[None]]
+class Absent(LookupError):  # noqa: N818 - a state, not a mistake
+    """There is no value: the check failed or was skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """What the check of a topic has returned, if it came to its end without a failure."""
+
+    topic: str
+    values: tuple[T, ...] = ()
+    """The value, or nothing."""
+
+    @property
+    def value(self) -> T:
+        """Raises: Absent."""
+        if not self.values:
+            raise Absent(f"nothing was found of {self.topic}")
+        return self.values[0]
+
+    def otherwise(self, other: T) -> T:
+        """The value, or ``other`` where there is none."""
+        return self.values[0] if self.values else other
 
 
 @dataclass(slots=True)
@@ -67,6 +95,8 @@ class Report:
 
     tell: Callable[[Finding], None] = lambda finding: None
     findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What was found beside the findings, for JSON."""
 
     def add(self, finding: Finding) -> None:
         self.findings.append(finding)
@@ -81,21 +111,30 @@ class Report:
         self.add(Finding(topic, State.SKIP, why))
 
     async def check(
-        self, topic: str, work: Work, *, seconds: float, needs: Sequence[str] = ()
-    ) -> None:
+        self,
+        topic: str,
+        work: Callable[[Speaker], Awaitable[T]],
+        *,
+        seconds: float = QUICK,
+        needs: Sequence[Found[Any]] = (),
+    ) -> Found[T]:
         """Carry out one check; never raises what it finds.
 
         Args:
             seconds: its deadline. A thread that hangs is left behind.
+            needs: the checks without which it is skipped. ``work`` may use their values.
         """
         for need in needs:
-            if (state := self.bad(need)) is not None:
-                self.skip(topic, f"{need} {'failed' if state is State.FAIL else 'was skipped'}")
-                return
+            if (state := self.bad(need.topic)) is not None:
+                why = "failed" if state is State.FAIL else "was skipped"
+                self.skip(topic, f"{need.topic} {why}")
+                return Found(topic)
         speaker, deadline = Speaker(self, topic), asyncio.timeout(seconds)
         try:
             async with deadline:
-                await work(speaker)
+                value = await work(speaker)
+            if self.bad(topic) is None:
+                return Found(topic, (value,))
         except Told as told:
             speaker.fail(line(told), told.todo)
         except TimeoutError as error:
@@ -108,6 +147,7 @@ class Report:
             speaker.fail(line(error), hint if isinstance(hint, str) else None)
         except Exception as error:
             speaker.fail(f"{type(error).__name__}: {line(error)}")
+        return Found(topic)
 
 
 def line(error: BaseException) -> str:

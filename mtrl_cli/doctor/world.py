@@ -5,7 +5,7 @@ the first tool's schema, with the least values that it allows. An environment th
 call (`ToolError`) has answered, and that is enough.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtrl_cli.doctor.report import Speaker
@@ -21,7 +21,7 @@ _SHOWN = 60
 
 async def played(
     speaker: Speaker, envs: EnvironmentFactory, task: Task, resources: RolloutResources
-) -> list[Message]:
+) -> Sequence[Message]:
     """Begin two episodes of one seed, each in an instance of its own, and step the last one.
 
     Returns:
@@ -51,7 +51,7 @@ async def played(
     else:
         speaker.ok(stepped)
     with own_code(task, "messages"):
-        return list(conversation(task.messages(sample, seen[1])))
+        return conversation(task.messages(sample, seen[1]))
 
 
 async def _stepped(environment: Any, task: Task) -> str | None:
