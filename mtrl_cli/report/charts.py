@@ -1,14 +1,13 @@
-"""Which charts a report has: the same ones for one run and for several over each other."""
+"""The small charts over the steps: the same ones for one run and for several over each other."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mtrl_cli.report.facts import Line, RunFacts
-from mtrl_cli.report.svg import Chart, Point, Series, number
+from mtrl_cli.report.learning import lines_of
+from mtrl_cli.report.naming import Setting
+from mtrl_cli.report.svg import Chart, Point, number
 
-SMOOTHED_FROM = 20
-"""Steps from which on a running mean is drawn over the single steps."""
-WINDOW = 10
 LEVEL = 1e-4
 """Up to this share of its size a figure may move and is still called the same."""
 
@@ -22,54 +21,11 @@ class Panel:
     chart: Chart
 
 
-def learning_curve(runs: Sequence[RunFacts], named: Sequence[str]) -> Chart:
-    """Mean reward of each step's episodes, evaluations as marks, the task's reference lines."""
-    series: list[Series] = []
-    for colour, (name, run) in enumerate(zip(named, runs, strict=True)):
-        lines = [line for line in run.steps if "reward" in line]
-        points = [(float(line["step"]), float(line["reward"])) for line in lines]
-        spread = [float(line.get("reward_se", 0.0)) for line in lines]
-        smooth = len(points) >= SMOOTHED_FROM
-        if smooth:
-            series.append(Series(f"{name}: each step", points, colour, faint=True))
-            mean = running_mean(points, WINDOW)
-            series.append(Series(f"{name}: mean of {WINDOW} steps", mean, colour))
-        else:
-            series.append(Series(f"{name}: each step", points, colour, spread))
-        marks, reach = evaluation_points(run)
-        series.append(Series(f"{name}: evaluation", marks, colour, reach, marks=True))
-    known = [run.references for run in runs if run.references]
-    shared = known[0] if known and all(each == known[0] for each in known) else {}
-    return Chart("Mean reward by step", series, "mean reward", tuple(shared.items()), large=True)
-
-
-def evaluation_points(run: RunFacts) -> tuple[list[Point], list[float]]:
-    """Evaluations before, during and after training: (step, mean), and their standard errors."""
-    found = [
-        (float(line["step"]), line["eval/mean"], line.get("eval/se")) for line in run.evaluations
-    ]
-    for label, step in (("before", 0.0), ("after", float(run.state.get("step", 0)))):
-        figures = run.evaluation(label)
-        if figures is not None:
-            found.append((step, figures["mean"], figures.get("se")))
-    found.sort(key=lambda item: item[0])
-    return [(step, float(mean)) for step, mean, _ in found], [se or 0.0 for _, _, se in found]
-
-
-def running_mean(points: Sequence[Point], window: int) -> list[Point]:
-    """The mean of each point and up to ``window`` - 1 before it."""
-    means = []
-    for index, (x, _) in enumerate(points):
-        last = [y for _, y in points[max(0, index - window + 1) : index + 1]]
-        means.append((x, sum(last) / len(last)))
-    return means
-
-
-def panels(runs: Sequence[RunFacts], named: Sequence[str]) -> tuple[list[Panel], list[str]]:
+def panels(settings: Sequence[Setting]) -> tuple[list[Panel], list[str]]:
     """The small charts, and those that are level, as ``Learning rate 0.001``; what no run has a
     figure for is left out."""
     made = [
-        _panel(runs, named, heading, axis, note, value, log=log, from_zero=zero)
+        _panel(settings, heading, axis, note, value, log=log, from_zero=zero)
         for heading, axis, note, value, log, zero in _PANELS
     ]
     drawn, level = [], []
@@ -86,8 +42,7 @@ def panels(runs: Sequence[RunFacts], named: Sequence[str]) -> tuple[list[Panel],
 
 
 def _panel(
-    runs: Sequence[RunFacts],
-    named: Sequence[str],
+    settings: Sequence[Setting],
     heading: str,
     axis: str,
     note: str,
@@ -96,30 +51,36 @@ def _panel(
     log: bool,
     from_zero: bool,
 ) -> Panel:
+    def points_of(run: RunFacts) -> list[Point]:
+        return [(float(line["step"]), y) for line in run.steps if (y := value(line)) is not None]
+
     series = [
-        Series(
-            name,
-            [(float(line["step"]), y) for line in run.steps if (y := value(line)) is not None],
-            colour,
-        )
-        for colour, (name, run) in enumerate(zip(named, runs, strict=True))
+        line
+        for colour, setting in enumerate(settings)
+        for line in lines_of(setting, colour, points_of)
     ]
-    steps = [float(line["step"]) for run in runs for line in run.steps]
+    steps = [float(line["step"]) for one in settings for run in one.runs for line in run.steps]
     reach = (min(steps), max(steps)) if steps else None
     chart = Chart(heading, series, axis, log=log, from_zero=from_zero, reach=reach)
-    return Panel(heading, note + (_kl_ends(runs, named) if heading == _KL else ""), chart)
+    return Panel(heading, note + (_kl_ends(settings) if heading == _KL else ""), chart)
 
 
-def _kl_ends(runs: Sequence[RunFacts], named: Sequence[str]) -> str:
+def _kl_ends(settings: Sequence[Setting]) -> str:
     """Why the line ends before the run does: without a coefficient nothing is measured."""
-    told = []
-    for name, run in zip(named, runs, strict=True):
-        end = run.settings.get(_KL_END)
-        steps = [int(line["step"]) for line in run.steps]
-        # The coefficient is 0 from the step on that has `end` steps before it.
-        if end is not None and str(end).isdecimal() and steps and max(steps) > int(end):
-            whose = f"{name}: " if len(runs) > 1 else ""
-            told.append(f"{whose}not measured from step {int(end) + 1} on")
+    ends: dict[int, list[str]] = {}
+    for setting in settings:
+        for name, run in zip(setting.named, setting.runs, strict=True):
+            end = run.settings.get(_KL_END)
+            steps = [int(line["step"]) for line in run.steps]
+            # The coefficient is 0 from the step on that has `end` steps before it.
+            if end is not None and str(end).isdecimal() and steps and max(steps) > int(end):
+                ends.setdefault(int(end) + 1, []).append(name)
+    runs = sum(len(setting.runs) for setting in settings)
+    told = [
+        ("" if len(whose) == runs else f"{', '.join(whose)}: ")
+        + f"not measured from step {step} on"
+        for step, whose in ends.items()
+    ]
     return f"; {', '.join(told)}: the coefficient is 0 there ({_KL_END})" if told else ""
 
 

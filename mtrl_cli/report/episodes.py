@@ -4,9 +4,13 @@ A few steps are chosen, evenly from the first to the last; of each the groups wi
 worst and the most spread rewards; of each of these the best and the worst members. Advantages are
 not recorded: they are computed again from the rewards, by the run's own form (see
 `training.recorded`), and are those before token weights and without a KL term.
+
+The sample has a size that does not grow with the run: what is longer than its share keeps its
+beginning and its end, and says how much is left out.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +26,75 @@ from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.recorded import recorded_advantages, recorded_batch
 
 STEPS, MEMBERS = 6, 8
-LONGEST = 4000
-"""Tokens of one trajectory that are shown."""
+TOKENS, LONGEST = 200_000, 4000
+"""Tokens of all trajectories on a page, and of one of them."""
+CHARACTERS, LONGEST_TEXT = 600_000, 4000
+"""Characters of what was said in all turns on a page, and in one saying."""
+LEAST_TEXT = 80
 
 Reader = Callable[[int], str]
 
 
-def chosen_episodes(run: RunFacts) -> tuple[list[dict[str, Any]], str | None]:
-    """The trajectories to show, as the page's script reads them, and why there are none or what
-    of them is missing."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Trajectories as the page's script reads them."""
+
+    words: Mapping[int, str]
+    """Token → its text; a token without one is shown as its id."""
+    episodes: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    step: int
+    record: Mapping[str, Any]
+    outcome: str
+    advantage: float | None
+
+
+def chosen_episodes(run: RunFacts, share: float = 1.0) -> tuple[Sample | None, str | None]:
+    """The trajectories to show, and why there are none or what of them is missing.
+
+    Args:
+        run: whose.
+        share: which part of a page they may fill, in (0, 1].
+    """
     folder = run.record.path
     known = [commit.step for commit in run.history.commits if commit.trajectories is not None]
     steps = [step for step in known if trajectory_file(folder, step).is_file()]
     if not steps:
-        return [], "The run wrote no trajectories (run.trajectories), or none of its steps stands."
+        return (
+            None,
+            "The run wrote no trajectories (run.trajectories), or none of its steps stands.",
+        )
     plan, read, note = _plan_and_reader(folder)
-    shown: list[dict[str, Any]] = []
-    for step in _spread(steps, STEPS):
-        commit = run.history.at(step)
-        assert commit is not None
-        records = list(read_trajectories(trajectory_file(folder, step)))
-        advantages: Mapping[tuple[int, int], float] = {}
-        if plan is not None:
-            batch = recorded_batch(plan, records, commit.groups)
-            advantages = recorded_advantages(plan, batch)
-        for record in _chosen(records):
-            key = (record["group"], record["member"])
-            advantage = None if record["reward"] is None else advantages.get(key)
-            became = commit.groups.get(record["group"], "?")
-            shown.append(_episode(step, record, became, advantage, read))
-    return shown, note
+    chosen = [one for step in _spread(steps, STEPS) for one in _of_step(run, step, plan)]
+    tokens = min(LONGEST, int(TOKENS * share) // len(chosen))
+    said = sum(1 + len(turn["calls"]) for one in chosen for turn in one.record["turns"])
+    text = max(min(LONGEST_TEXT, int(CHARACTERS * share) // max(said, 1)), LEAST_TEXT)
+    episodes = [_episode(one, tokens, text) for one in chosen]
+    words = {token: _plain(read(token)) for episode in episodes for token in episode["ids"]}
+    return Sample(words if read is not str else {}, episodes), note
+
+
+def _of_step(run: RunFacts, step: int, plan: TrainingPlan | None) -> list[_Chosen]:
+    commit = run.history.at(step)
+    assert commit is not None
+    records = list(read_trajectories(trajectory_file(run.record.path, step)))
+    advantages: Mapping[tuple[int, int], float] = {}
+    if plan is not None:
+        advantages = recorded_advantages(plan, recorded_batch(plan, records, commit.groups))
+    return [
+        _Chosen(
+            step,
+            record,
+            outcome(commit.groups.get(record["group"], "?")),
+            None
+            if record["reward"] is None
+            else advantages.get((record["group"], record["member"])),
+        )
+        for record in _chosen(records)
+    ]
 
 
 def _plan_and_reader(run: Path) -> tuple[TrainingPlan | None, Reader, str | None]:
@@ -115,43 +158,60 @@ def _rewards(rows: Iterable[Mapping[str, Any]]) -> list[float]:
     return [row["reward"] for row in rows if row["reward"] is not None]
 
 
-def _episode(
-    step: int, record: Mapping[str, Any], became: str, advantage: float | None, read: Reader
-) -> dict[str, Any]:
-    ids = record["tokens"][:LONGEST]
+def _episode(chosen: _Chosen, tokens: int, text: int) -> dict[str, Any]:
+    """One trajectory, at most ``tokens`` of it and ``text`` characters of each saying.
+
+    ``gap`` are the first token that is left out and the first that is shown again; ``logprobs``
+    and ``above`` are those of the sampled tokens that are shown.
+    """
+    record = chosen.record
+    gap = _gap(len(record["tokens"]), tokens)
+    sampled = [
+        place
+        for kind, start, end in record["spans"]
+        if kind == "sampled"
+        for place in range(start, end)
+    ]
+    drawn = [index for index, place in enumerate(sampled) if not gap[0] <= place < gap[1]]
+    logprobs, initial = record["logprobs"], record.get("reference") or ()
     return {
-        "step": step,
+        "step": chosen.step,
         "group": record["group"],
         "member": record["member"],
         "refill": record["refill"],
         "task": _plain(record["task"]["id"]),
         "policy": record["policy_step"],
-        "outcome": outcome(became),
+        "outcome": chosen.outcome,
         "stop": record["stop"],
         "reward": record["reward"],
-        "advantage": advantage,
+        "advantage": chosen.advantage,
         "failure": _plain(record["failure"] or "") or None,
-        "ids": ids,
-        "text": [_plain(read(token)) for token in ids],
+        "ids": record["tokens"][: gap[0]] + record["tokens"][gap[1] :],
+        "gap": gap,
         "spans": record["spans"],
-        "logprobs": [round(value, 4) for value in record["logprobs"]],
-        "above": [
-            round(own - initial, 4)
-            for own, initial in zip(record["logprobs"], record.get("reference", ()), strict=False)
-        ],
-        "cut": max(len(record["tokens"]) - LONGEST, 0),
-        "turns": [_turn(turn) for turn in record["turns"]],
+        "sampled": len(sampled),
+        "logprobs": [round(logprobs[index], 4) for index in drawn],
+        "above": [round(logprobs[i] - initial[i], 4) for i in drawn if i < len(initial)],
+        "turns": [_turn(turn, text) for turn in record["turns"]],
     }
 
 
-def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+def _gap(length: int, most: int) -> tuple[int, int]:
+    """Which tokens are left out, from and to: those in the middle."""
+    if length <= most:
+        return length, length
+    head = most // 2
+    return head, length - (most - head)
+
+
+def _turn(turn: Mapping[str, Any], text: int) -> dict[str, Any]:
     return {
-        "text": _plain(turn["text"]),
+        "text": _shortened(turn["text"], text),
         "tokens": turn["tokens"],
         "calls": [
             {
-                "name": _plain(call["name"] + call.get("arguments", "")),
-                "answer": _plain(call["answer"]),
+                "name": _shortened(call["name"] + call.get("arguments", ""), text),
+                "answer": _shortened(call["answer"], text),
                 "reward": call["reward"],
                 "done": call["done"],
                 "error": call["error"],
@@ -159,6 +219,13 @@ def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
             for call in turn["calls"]
         ],
     }
+
+
+def _shortened(text: str, most: int) -> str:
+    start, end = _gap(len(text), most)
+    if start == end:
+        return _plain(text)
+    return f"{_plain(text[:start])}\n… {end - start:,} characters …\n{_plain(text[end:])}"
 
 
 def _plain(text: str) -> str:

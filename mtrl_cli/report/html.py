@@ -55,12 +55,17 @@ def section(heading: str, note: str, *parts: str) -> str:
     return f"<section><h2>{text(heading)}</h2>{told}{body}</section>"
 
 
+def folded(summary: str, body: str) -> str:
+    """What is shown when it is asked for; nothing where there is nothing."""
+    return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
+
+
 def legend(names: Sequence[str]) -> str:
     """The colours of the runs; nothing for a single one."""
     if len(names) < 2:
         return ""
     keys = "".join(
-        f'<span class="key c{index % 6}"><i></i>{text(name)}</span>'
+        f'<span class="key c{index % 6}{" again" * (index >= 6)}"><i></i>{text(name)}</span>'
         for index, name in enumerate(names)
     )
     return f"<p>{keys}</p>"

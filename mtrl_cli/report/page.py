@@ -5,37 +5,22 @@ stand in the page without the script, which only drives the browser of trajector
 security policy forbids every connection.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from mtrl_cli import __version__
-from mtrl_cli.display.text import policy_name
-from mtrl_cli.display.words import because, outcome
-from mtrl_cli.report import words
-from mtrl_cli.report.charts import learning_curve, panels, wall
-from mtrl_cli.report.episodes import chosen_episodes
+from mtrl_cli.report import details, results, words
+from mtrl_cli.report.charts import panels, wall
 from mtrl_cli.report.facts import RunFacts
-from mtrl_cli.report.html import bars, legend, section, table, text
-from mtrl_cli.report.naming import differing, names
-from mtrl_cli.report.svg import draw, number
-from mtrl_cli.report.times import episode_shares, wall_shares
+from mtrl_cli.report.html import folded, legend, section, text
+from mtrl_cli.report.learning import learning_curve
+from mtrl_cli.report.naming import Setting, settings
+from mtrl_cli.report.svg import draw
+from mtrl_cli.report.units import duration, share, with_error
 
 _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-
-
-_BROWSER = """<div class="browser">
-<noscript><p>The browser of trajectories needs JavaScript.</p></noscript>
-<script type="application/json">DATA</script>
-<div class="needs-script" hidden><div class="pick">
-<label>Step <select name="step"></select></label>
-<label>Order <select name="order"><option value="group">group</option>
-<option value="best">best first</option><option value="worst">worst first</option></select></label>
-<span class="soft">group/member and reward</span></div>
-<div class="list"></div><div class="episode"></div></div></div>"""
 
 
 def page(runs: Sequence[RunFacts]) -> str:
@@ -43,11 +28,7 @@ def page(runs: Sequence[RunFacts]) -> str:
     title = f"{runs[0].state.get('experiment', '?')} {runs[0].id}"
     if len(runs) > 1:
         title = f"{len(runs)} runs: " + ", ".join(run.id for run in runs)
-    named = names(runs)
-    details = (
-        _details(run, name if len(runs) > 1 else "") for name, run in zip(named, runs, strict=True)
-    )
-    body = "".join([_head(runs), *_figures(runs, named), *details])
+    body = "".join(_one(runs[0]) if len(runs) == 1 else _several(runs))
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (_HERE / "script.js").read_text(encoding="utf-8")
     made = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -61,24 +42,49 @@ def page(runs: Sequence[RunFacts]) -> str:
     )
 
 
-def _head(runs: Sequence[RunFacts]) -> str:
-    if len(runs) > 1:
-        names = ", ".join(dict.fromkeys(str(run.state.get("experiment")) for run in runs))
-        return f"<h1>{text(names)}: {len(runs)} runs</h1>"
-    (run,) = runs
+def _one(run: RunFacts) -> Iterator[str]:
     state = run.state
     begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.get("created") or 0))
     told = f"{run.id} · {run.record.status} · {begun}"
     if state.get("reason"):
         told += f" · {state['reason']}"
-    keys = "".join(
-        f"<div><b>{_small_error(value)}</b><span>{text(name)}</span></div>"
-        for name, value in _keys(run)
+    yield _head(str(state.get("experiment", "?")), told, _keys(run))
+    alone = settings([run])
+    yield _learning(alone)
+    yield section("Evaluations", "", results.evaluations([run]))
+    yield details.first(run)
+    yield _over_the_steps(alone)
+    yield details.last(run)
+
+
+def _several(runs: Sequence[RunFacts]) -> Iterator[str]:
+    grouped = settings(runs)
+    experiments = ", ".join(dict.fromkeys(str(run.state.get("experiment")) for run in runs))
+    told = f"{len(runs)} runs of {len(grouped)} settings"
+    told = f"{grouped[0].count}, all other settings equal" if len(grouped) == 1 else told
+    yield _head(f"{experiments}: {len(runs)} runs", told, ())
+    yield section("Results", words.BY_SETTING, results.by_setting(grouped))
+    yield _learning(grouped)
+    table = results.evaluations(runs)
+    yield section("Runs", words.BY_RUN, results.by_run(runs), folded("Every evaluation", table))
+    yield _over_the_steps(grouped)
+    yield section("Each run", "", *_each(grouped, 1 / len(runs)))
+    yield section("Settings that differ", "", results.differences(runs))
+
+
+def _each(grouped: Sequence[Setting], share: float) -> Iterator[str]:
+    for setting in grouped:
+        for name, run in zip(setting.named, setting.runs, strict=True):
+            shown = name if name == run.id else f"{name} · {run.id}"
+            yield folded(shown, details.first(run, share) + details.last(run))
+
+
+def _head(heading: str, told: str, keys: Iterable[tuple[str, str]]) -> str:
+    shown = "".join(
+        f"<div><b>{_small_error(value)}</b><span>{text(name)}</span></div>" for name, value in keys
     )
-    return (
-        f"<h1>{text(state.get('experiment', '?'))}</h1>"
-        f'<p class="soft mono">{text(told)}</p><div class="keys">{keys}</div>'
-    )
+    below = f'<div class="keys">{shown}</div>' if shown else ""
+    return f'<h1>{text(heading)}</h1><p class="soft mono">{text(told)}</p>{below}'
 
 
 def _small_error(value: str) -> str:
@@ -92,10 +98,14 @@ def _keys(run: RunFacts) -> Iterator[tuple[str, str]]:
         if (found := run.evaluation(label)) is not None:
             games = f"{found['games']:,} games"
             yield f"reward {label} training, {games}", with_error(found["mean"], found.get("se"))
+    held = [found for label in ("before", "after") if (found := run.evaluation(label)) is not None]
     after = run.evaluation("after")
     if after is not None and (versus := after.get("versus")):
         gain = with_error(versus["mean"], versus.get("se"), sign=True)
         yield f"gain on the same {versus['pairs']:,} games", gain
+    passed = [share(results.passed(found)) for found in held]
+    if passed:
+        yield "passed" + (" before and after" if len(passed) == 2 else ""), " → ".join(passed)
     planned = run.state.get("steps")
     yield "steps", f"{run.state.get('step', 0)}" + (f" of {planned}" if planned else "")
     yield "episodes", f"{run.total('episodes'):,.0f}"
@@ -105,11 +115,17 @@ def _keys(run: RunFacts) -> Iterator[tuple[str, str]]:
         yield "wall time of the steps", duration(seconds)
 
 
-def _figures(runs: Sequence[RunFacts], named: Sequence[str]) -> Iterator[str]:
-    yield section("Learning", words.LEARNING, legend(named), draw(learning_curve(runs, named)))
-    yield section("Results", "", _results(runs, named), _evaluations(runs, named))
-    yield section("Settings that differ", "", _differences(runs))
-    shown, same = panels(runs, named)
+def _learning(settings: Sequence[Setting]) -> str:
+    figure = learning_curve(settings)
+    keys = [
+        f"{setting.name} ({setting.count})" if len(setting.runs) > 1 else setting.name
+        for setting in settings
+    ]
+    return section("Learning", figure.note, legend(keys), draw(figure.chart))
+
+
+def _over_the_steps(settings: Sequence[Setting]) -> str:
+    shown, same = panels(settings)
     small = "".join(
         f"<figure><h3>{text(panel.heading)}</h3><figcaption>{text(panel.note)}</figcaption>"
         f"{draw(panel.chart)}</figure>"
@@ -117,245 +133,4 @@ def _figures(runs: Sequence[RunFacts], named: Sequence[str]) -> Iterator[str]:
     )
     told = f"The same in every step, and not drawn: {'; '.join(same)}." if same else ""
     drawn = f'<div class="small">{small}</div>' if small else ""
-    yield section("Over the steps", told, drawn)
-
-
-def _results(runs: Sequence[RunFacts], named: Sequence[str]) -> str:
-    """The runs side by side; nothing for a single one."""
-    rows = []
-    for name, run in zip(named, runs, strict=True):
-        before, after = run.evaluation("before"), run.evaluation("after")
-        versus = (after or {}).get("versus")
-        rows.append(
-            (
-                name if name == run.id else f"{name}\n{run.id}",
-                run.record.status,
-                run.state.get("step", 0),
-                "–" if before is None else with_error(before["mean"], before.get("se")),
-                "–" if after is None else with_error(after["mean"], after.get("se")),
-                with_error(versus["mean"], versus.get("se"), sign=True) if versus else "–",
-                f"{run.total('tokens_sampled'):,.0f}",
-                duration(sum(wall(line) for line in run.steps)),
-            )
-        )
-    heads = ("run", "status", "steps", "before", "after", "paired gain", "tokens", "time")
-    return table(heads, rows, range(2, 8)) if len(runs) > 1 else ""
-
-
-def _evaluations(runs: Sequence[RunFacts], named: Sequence[str]) -> str:
-    whose = [f"{name}: " if len(runs) > 1 else "" for name in named]
-    rows = [
-        _evaluation(name + label, found)
-        for name, run in zip(whose, runs, strict=True)
-        for label, found in _held(run)
-    ]
-    rows += [
-        _during(name, line)
-        for name, run in zip(whose, runs, strict=True)
-        for line in run.evaluations
-    ]
-    heads = (
-        "evaluation",
-        "games",
-        "reward (95 %)",
-        "passed",
-        "unfinished",
-        "invalid calls",
-        "gain, same games (95 %)",
-        "better / equal / worse",
-    )
-    return table(heads, rows, range(1, 8)) if rows else ""
-
-
-def _held(run: RunFacts) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The evaluations of a run, by their moment; those of ``mtrl eval`` by their policy."""
-    for label in ("before", "after", "rival", "eval"):
-        if (found := run.evaluation(label)) is not None:
-            training = label in ("before", "after")
-            yield label if training else policy_name(str(found["policy"])), found
-
-
-def _evaluation(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-    games, versus = found["games"], found.get("versus")
-    gain, contest = "–", "–"
-    if versus:
-        gain = with_error(versus["mean"], versus.get("se"), sign=True)
-        gain += interval(versus.get("interval"))
-        contest = f"{versus['wins']} / {versus['ties']} / {versus['losses']}"
-    return (
-        label,
-        f"{games:,}",
-        with_error(found["mean"], found.get("se")) + interval(found.get("interval")),
-        f"{found.get('passed', 0) / games:.1%}",
-        f"{found.get('unfinished', 0):,}",
-        f"{found.get('invalid_call_share', 0):.1%}",
-        gain,
-        contest,
-    )
-
-
-def _during(whose: str, line: Mapping[str, Any]) -> tuple[str, ...]:
-    """An evaluation during training: what metrics.jsonl has of it."""
-    gain = "–"
-    if "eval/gain" in line:
-        gain = with_error(line["eval/gain"], line.get("eval/gain_se"), sign=True)
-    label = f"{whose}step {line['step']}"
-    mean = with_error(line["eval/mean"], line.get("eval/se"))
-    passed = f"{line['eval/pass_rate']:.1%}" if "eval/pass_rate" in line else "–"
-    return (label, "–", mean, passed, "–", "–", gain, "–")
-
-
-def _differences(runs: Sequence[RunFacts]) -> str:
-    rows = [(key, *(run.settings.get(key, "–") for run in runs)) for key in differing(runs)]
-    return table(("key", *(run.id for run in runs)), rows) if rows else ""
-
-
-def _details(run: RunFacts, name: str) -> str:
-    """What is told of each run by itself."""
-    name = f"{name}: " if name else ""
-    shown, note = chosen_episodes(run)
-    return "".join(
-        [
-            section(f"{name}Time", "", _times(run)),
-            section(
-                f"{name}Groups",
-                words.GROUPS,
-                _groups(run),
-            ),
-            section(
-                f"{name}Ledger",
-                words.LEDGER,
-                _ledger(run),
-            ),
-            section(f"{name}Attempts", "", _attempts(run)),
-            section(
-                f"{name}Trajectories",
-                words.TRAJECTORIES,
-                _browser(shown),
-                f'<p class="soft">{text(note)}</p>' if note else "",
-            ),
-            section(f"{name}Every step", "", _steps(run)),
-            section(f"{name}Settings", "", _settings(run)),
-        ]
-    )
-
-
-def _times(run: RunFacts) -> str:
-    def told(shares: Any, show: Callable[[float], str]) -> str:
-        whole = sum(share.seconds for share in shares) or 1.0
-        return bars(
-            [
-                (s.name, s.seconds, (show(s.seconds), f"{s.seconds / whole:.0%}"), s.note)
-                for s in shares
-            ]
-        )
-
-    parts = []
-    if shares := wall_shares(run):
-        parts.append(f"<div><h3>The run</h3>{told(shares, duration)}</div>")
-    if shares := episode_shares(run):
-        heading = "<h3>An episode waits for</h3>"
-        parts.append(f"<div>{heading}{told(shares, lambda s: f'{s * 1000:,.0f} ms')}</div>")
-    return "".join(parts)
-
-
-def _groups(run: RunFacts) -> str:
-    whole = sum(run.outcomes.values())
-    ordered = sorted(run.outcomes.items(), key=lambda item: (-item[1], item[0]))
-    rows = [(outcome(how), n, (f"{n:,}", f"{n / whole:.0%}"), because(how)) for how, n in ordered]
-    return bars(rows) if whole else ""
-
-
-def _ledger(run: RunFacts) -> str:
-    states = ("done", "refused", "unknown", "open")
-    calls = [
-        (call.kind, *(call.outcomes.get(state, 0) for state in states), duration(call.seconds))
-        for call in run.calls
-    ]
-    kinds = [
-        (kind, ", ".join(f"{count} {state}" for state, count in states.items()))
-        for kind, states in run.borrows.items()
-    ]
-    parts = [
-        table(("call", *states, "time"), calls, range(1, 6)) if calls else "",
-        table(("borrow", "ended as"), kinds) if kinds else "",
-    ]
-    left = "".join(f'<p class="warn">{text(line)}</p>' for line in run.record.quarantined)
-    return f'<div class="two">{"".join(parts)}</div>{left}' if any(parts) or left else ""
-
-
-def _attempts(run: RunFacts) -> str:
-    resumed = run.state.get("resumed") or ()
-    rows = [
-        (
-            entry["attempt"],
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"])),
-            "anew" if entry["step"] < 0 else f"step {entry['step']}",
-        )
-        for entry in resumed
-    ]
-    back = "".join(
-        f"<p>Attempt {text(record['attempt'])} went back to step {text(record['to'])}; "
-        "the commits after it are void.</p>"
-        for record in run.rollbacks
-    )
-    return (table(("attempt", "begun", "from"), rows) if rows else "") + back
-
-
-def _browser(shown: Sequence[Mapping[str, Any]]) -> str:
-    if not shown:
-        return ""
-    # In a script element only "<" can end or open anything; JSON may write it as an escape.
-    data = json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return _BROWSER.replace("DATA", data, 1)
-
-
-def _steps(run: RunFacts) -> str:
-    names = (
-        "reward",
-        "reward_se",
-        "episodes",
-        "groups_trained",
-        "turns",
-        "tokens_sampled",
-        "entropy",
-        "kl",
-        "loss",
-        "parity_max",
-        "seconds_sampling",
-        "seconds_training",
-    )
-    rows = [
-        (line["step"], *(number(line[name]) if name in line else "–" for name in names))
-        for line in run.steps
-    ]
-    body = table(("step", *names), rows, range(len(names) + 1))
-    return (
-        f"<details><summary>Figures of {len(rows)} steps</summary>{body}</details>" if rows else ""
-    )
-
-
-def _settings(run: RunFacts) -> str:
-    rows = sorted(run.settings.items())
-    body = table(("key", "value"), rows)
-    return f"<details><summary>{len(rows)} settings</summary>{body}</details>" if rows else ""
-
-
-def with_error(value: float, se: float | None, *, sign: bool = False) -> str:
-    shown = f"{value:+z.3f}" if sign else f"{value:z.3f}"
-    return shown.replace("-", "−") + ("" if se is None else f" ± {se:.3f}")
-
-
-def interval(ends: Sequence[float] | None) -> str:
-    """A 95 % interval on a line of its own; nothing where there is none."""
-    return "" if not ends else f"\n({ends[0]:z.3f} to {ends[1]:z.3f})".replace("-", "−")
-
-
-def duration(seconds: float) -> str:
-    """A duration with its unit: 41.2 s, 12 min 30 s, 3 h 04 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, second = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {second:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    return section("Over the steps", told, drawn)

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from mtrl_cli.report.marks import Mark, Placed, placed
+
 Point = tuple[float, float]
+COLOURS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,8 @@ class Series:
     points: Sequence[Point]
     colour: int = 0
     spread: Sequence[float] = ()
-    faint: bool = False
-    marks: bool = False
-    """Points with error bars in place of a line."""
+    weight: str = "line"
+    """``line``, ``faint`` (what a line was made of), ``thin`` (one of several) or ``thick``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Chart:
     series: Sequence[Series]
     axis: str
     references: Sequence[tuple[str, float]] = ()
+    marks: Sequence[Mark] = ()
     log: bool = False
     from_zero: bool = False
     large: bool = False
@@ -59,13 +62,15 @@ def draw(chart: Chart) -> str:
     """The chart's SVG, with its title for screen readers."""
     series = [_finite(line, chart.log) for line in chart.series]
     series = [line for line in series if line.points]
-    if not series:
+    marks = [mark for mark in chart.marks if math.isfinite(mark.y)]
+    if not series and not marks:
         return ""
     width, height = (760, 320) if chart.large else (340, 190)
     right = 128 if chart.references else 14
     box = _Box(54, 24, width - right, height - 38)
     xs = [*(chart.reach or ()), *(x for line in series for x, _ in line.points)]
-    ys = list(_heights(series, chart))
+    xs += [mark.x for mark in marks]
+    ys = list(_heights(series, marks, chart))
     log = chart.log and max(ys) >= 10 * min(ys)  # within a decade a logarithm only hides the ticks
     scale = _Scale(box, min(xs), max(xs), min(ys), max(ys), log)
     parts = [
@@ -74,10 +79,13 @@ def draw(chart: Chart) -> str:
         *_references(scale, chart.references, width),
     ]
     for line in series:
-        parts += _marks(scale, line) if line.marks else _line(scale, line)
+        parts += _line(scale, line)
+    for one in placed(marks, middle=(min(xs) + max(xs)) / 2):
+        parts += _mark(scale, one)
     title = escape(chart.title)
+    large = ' class="large"' if chart.large else ""
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{title}">'
+        f'<svg{large} viewBox="0 0 {width} {height}" role="img" aria-label="{title}">'
         f"<title>{title}</title>{''.join(parts)}</svg>"
     )
 
@@ -100,13 +108,13 @@ class _Scale:
         if left == right:
             left, right = left - 1, right + 1
         self._left, self._right = left, right
+        self.middle = (left + right) / 2
         low, high = self._height(low), self._height(high)
         room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
         self._low, self._high = low - (room if low != 0 else 0), high + room
         self.x_ticks = [t for t in _ticks(left, right, 6) if t == int(t)]
         if log:
-            powers = range(math.ceil(self._low), math.floor(self._high) + 1)
-            self.y_ticks = [10.0**p for p in powers] or [10**self._low, 10**self._high]
+            self.y_ticks = _powers(self._low, self._high)
         else:
             self.y_ticks = _ticks(self._low, self._high, 5)
 
@@ -130,14 +138,16 @@ def _finite(line: Series, log: bool) -> Series:
     ]
     spread = [line.spread[index] for index in kept] if line.spread else ()
     points = [line.points[index] for index in kept]
-    return Series(line.name, points, line.colour, spread, line.faint, line.marks)
+    return Series(line.name, points, line.colour, spread, line.weight)
 
 
-def _heights(series: Iterable[Series], chart: Chart) -> Iterable[float]:
+def _heights(series: Iterable[Series], marks: Iterable[Mark], chart: Chart) -> Iterable[float]:
     for line in series:
         spread = line.spread or [0.0] * len(line.points)
         for (_, y), reach in zip(line.points, spread, strict=True):
             yield from (y - reach, y + reach)
+    for mark in marks:
+        yield from (mark.y - (mark.reach or 0.0), mark.y + (mark.reach or 0.0))
     yield from (value for _, value in chart.references)
     if chart.from_zero:
         yield 0.0
@@ -149,6 +159,19 @@ def _ticks(low: float, high: float, about: int) -> list[float]:
     step = next((m * unit for m in (1, 2, 2.5, 5) if m * unit >= raw), 10 * unit)
     first = math.ceil(low / step)
     return [round(i * step, 12) for i in range(first, math.floor(high / step) + 1)]
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Ticks of a logarithmic axis, whose ends are exponents: powers of ten; where there are fewer
+    than three, also two and five times these."""
+    exponents = range(math.floor(low), math.floor(high) + 1)
+    for factors in ((1,), (1, 2, 5)):
+        ticks = [
+            m * 10.0**p for p in exponents for m in factors if low <= math.log10(m) + p <= high
+        ]
+        if len(ticks) > 2:
+            break
+    return ticks
 
 
 def _axes(scale: _Scale) -> Iterable[str]:
@@ -184,39 +207,50 @@ def _references(
         yield (
             f'<line class="reference" x1="{scale.box.left}" x2="{scale.box.right}" '
             f'y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="tick" x="{scale.box.right + 6}" y="{taken:.1f}">{shown} '
+            f'<text class="tick" x="{scale.box.right + 11}" y="{taken:.1f}">{shown} '
             f"{number(value)}<title>{escape(name)}: {number(value)}</title></text>"
         )
 
 
 def _line(scale: _Scale, line: Series) -> Iterable[str]:
+    colour, name = _colour(line.colour), escape(line.name)
     if line.spread:
         pairs = list(zip(line.points, line.spread, strict=True))
         upper = [f"{scale.x(x):.1f},{scale.y(y + reach):.1f}" for (x, y), reach in pairs]
         lower = [f"{scale.x(x):.1f},{scale.y(y - reach):.1f}" for (x, y), reach in pairs]
         edge = " ".join([*upper, *reversed(lower)])
-        yield f'<polygon class="band c{line.colour % 6}" points="{edge}"/>'
-    path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
-    faint = " faint" if line.faint else ""
+        yield f'<polygon class="band {colour}" points="{edge}"/>'
     if len(line.points) == 1:
         x, y = line.points[0]
-        yield f'<circle class="dot c{line.colour % 6}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
-        yield f' r="2.5"><title>{escape(line.name)}</title></circle>'
+        yield f'<circle class="dot {colour}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
+        yield f' r="2.5"><title>{name}</title></circle>'
         return
+    path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
+    weight = "" if line.weight == "line" else f" {line.weight}"
     yield (
-        f'<polyline class="line c{line.colour % 6}{faint}" points="{path}">'
-        f"<title>{escape(line.name)}</title></polyline>"
+        f'<polyline class="line {colour}{weight}" points="{path}"><title>{name}</title></polyline>'
     )
 
 
-def _marks(scale: _Scale, line: Series) -> Iterable[str]:
-    spread = line.spread or [0.0] * len(line.points)
-    for (x, y), reach in zip(line.points, spread, strict=True):
-        at, colour = scale.x(x), line.colour % 6
-        tip = f"{escape(line.name)}, step {number(x)}: {number(y)} ± {number(reach)}"
-        yield (
-            f'<g class="mark c{colour}"><title>{tip}</title>'
-            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{scale.y(y - reach):.1f}" '
-            f'y2="{scale.y(y + reach):.1f}"/>'
-            f'<circle cx="{at:.1f}" cy="{scale.y(y):.1f}" r="4"/></g>'
-        )
+def _mark(scale: _Scale, placed: Placed) -> Iterable[str]:
+    mark, at = placed.mark, scale.x(placed.mark.x) + placed.beside
+    colour = "shared" if placed.shared else _colour(mark.colour)
+    tip = f"{escape(placed.tip)}, step {number(mark.x)}: {number(mark.y)}"
+    y, bar = scale.y(mark.y), ""
+    if mark.reach:
+        tip += f" ± {number(mark.reach)}"
+        low, high = scale.y(mark.y - mark.reach), scale.y(mark.y + mark.reach)
+        bar = f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
+    yield (
+        f'<g class="mark {colour}"><title>{tip}</title>{bar}'
+        f'<circle cx="{at:.1f}" cy="{y:.1f}" r="4"/></g>'
+    )
+    if placed.label:
+        side, way = ("", 9) if placed.beside >= 0 and mark.x < scale.middle else (" end", -9)
+        yield f'<text class="tick told{side}" x="{at + way:.1f}" y="{y + 15:.1f}">'
+        yield f"{escape(placed.label)}</text>"
+
+
+def _colour(number: int) -> str:
+    """The class of a line's colour; the second time round it is dashed."""
+    return f"c{number % COLOURS}" + (" again" if number >= COLOURS else "")

@@ -1,10 +1,11 @@
 """The sentences of a report: what is shown, and how it was computed."""
 
-LEARNING = (
-    "Each point is the mean reward of a step's episodes (band: ± one standard error; from 20 steps"
-    " on a mean of 10 steps over the single ones). Circles are evaluations, ± one standard error;"
-    " dashed lines are known policies of the task."
+BY_SETTING = (
+    "Means over the runs of a setting ± one standard error over them (s/√n over n runs; none for a"
+    " single one). It tells how much the runs differ; what the choice of games adds is in the table"
+    " of runs. The gain of a run is the paired difference on the same games."
 )
+BY_RUN = "Rewards ± one standard error over the games of an evaluation; time is that of the steps."
 GROUPS = "What became of every group that the steps consumed."
 LEDGER = "Training calls and borrows by how they ended, all attempts together."
 TRAJECTORIES = (

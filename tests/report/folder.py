@@ -1,12 +1,13 @@
 """A run's folder written by hand, so that a report of it can be checked against known figures."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 from mtrl_cli.config.compose import compose
 from mtrl_cli.runs.commits import Commit, rollback
-from mtrl_cli.runs.trajectories import sealed
+from mtrl_cli.runs.trajectories import read_trajectories, sealed
 
 RUN = "20261129-120000-beef"
 REWARDS = {0: [1.0, -1.0, -1.0, -1.0], 1: [0.5, 0.5, 0.5, 0.5]}
@@ -102,8 +103,6 @@ def _commit(step: int, attempt: int, groups: dict[int, str], digest: str | None)
 
 
 def _trajectories(path: Path, run: str, said: str) -> None:
-    import gzip
-
     with gzip.open(path, "wb") as file:
         for group, rewards in REWARDS.items():
             for member, reward in enumerate(rewards):
@@ -146,3 +145,16 @@ def _trajectories(path: Path, run: str, said: str) -> None:
 
 def _lines(path: Path, *records: dict[str, Any]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def lengthen(run: Path, tokens: int, said: str) -> None:
+    """Make the trajectories of a run long: two tokens of a prompt, all others sampled."""
+    file = run / "trajectories" / "step-000001.jsonl.gz"
+    records = list(read_trajectories(file))
+    with gzip.open(file, "wb") as out:
+        for record in records:
+            record["tokens"] = [200 + n % 400 for n in range(tokens)]
+            record["spans"] = [["prompt", 0, 2], ["sampled", 2, tokens]]
+            record["logprobs"] = [-0.001 * (n % 1000) for n in range(tokens - 2)]
+            record["turns"][0]["text"] = said
+            out.write(sealed(json.dumps(record, separators=(",", ":"))))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.folder import RUN, make_run
+from tests.report.folder import RUN, lengthen, make_run
 from tests.report.test_report import HOSTILE, report
 
 pytestmark = pytest.mark.peer
@@ -25,26 +25,68 @@ FLAGS = [
 ]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
-def test_the_browser_of_trajectories_works_without_a_complaint(tmp_path: Path) -> None:
-    make_run(tmp_path, said=HOSTILE)
-    report(tmp_path, RUN)
+KEYS = """<script>
+const press = (place, key) =>
+  place.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+document.querySelector(".list button[tabindex='0']").focus();
+press(document.activeElement, "ArrowRight");
+press(document.activeElement, "ArrowRight");
+press(document.querySelector(".tokens"), "ArrowRight");
+press(document.querySelector(".tokens"), "ArrowRight");
+press(document.querySelector(".tokens"), "ArrowLeft");
+press(document.querySelector(".tokens"), "ArrowLeft");
+</script>"""
+"""From the first episode to the third; of its tokens from the first sampled one to the one
+before: the second ArrowRight meets the end."""
+
+
+def opened(page: Path, profile: Path) -> str:
+    """The document as the browser has it, which found nothing to complain of."""
     assert CHROMIUM is not None
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    address = (tmp_path / "out.html").as_uri()
     done = subprocess.run(
-        [CHROMIUM, *FLAGS, profile, "--dump-dom", address],
+        [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
     assert "CONSOLE" not in done.stderr
-    dom = done.stdout
-    assert 'aria-pressed="true">0/0 · +1<' in dom  # the first of eight is shown
-    assert dom.count('aria-pressed="false"') == 7
+    return done.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+def test_the_browser_of_trajectories_works_without_a_complaint(tmp_path: Path) -> None:
+    make_run(tmp_path, said=HOSTILE)
+    report(tmp_path, RUN)
+    dom = opened(tmp_path / "out.html", tmp_path / "profile")
+    assert 'aria-pressed="true" tabindex="0">0/0 · +1<' in dom  # the first of eight is shown
+    assert dom.count('aria-pressed="false" tabindex="-1"') == 7
     assert "Step 1, group 0, member 0" in dom
-    assert 'title="token 3, id 607, sampled, mask 1, logprob -0.5 (p = 0.6065), ' in dom
-    assert "advantage +1.732" in dom
+    fact = "token 3, id 607, sampled, mask 1, logprob −0.5 (p = 0.6065), advantage +1.732"
+    assert f'aria-live="polite">{fact}<' in dom
     assert "&lt;img src=x onerror=alert(2)&gt;" in dom  # the model's words, as text
     assert "<img" not in dom.partition("<script type")[0] + dom.partition("</script>")[2]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+def test_all_of_it_is_reached_with_the_keyboard(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    report(tmp_path, RUN)
+    page = tmp_path / "out.html"
+    page.write_text(page.read_text(encoding="utf-8") + KEYS, encoding="utf-8")
+    dom = opened(page, tmp_path / "profile")
+    assert 'aria-pressed="true" tabindex="0">0/2 · −1<' in dom
+    assert "Step 1, group 0, member 2" in dom
+    assert 'aria-live="polite">token 2, id 198, prompt, mask 0<' in dom
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+def test_what_is_left_out_of_a_long_trajectory_is_told(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    lengthen(path, tokens=50_000, said="x" * 9000)
+    report(tmp_path, RUN)
+    dom = opened(tmp_path / "out.html", tmp_path / "profile")
+    assert '<div class="gap">… 46,000 tokens are not in this file …</div>' in dom
+    assert "49,998 of 50,000 tokens sampled" in dom
+    assert dom.count('class="sampled') + dom.count('class="prompt') == 4000
+    assert "… 5,000 characters …" in dom

@@ -1,0 +1,156 @@
+"""The tables of results: settings with their mean over the seeds, runs, and evaluations."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mtrl_cli.display.text import policy_name
+from mtrl_cli.report.charts import wall
+from mtrl_cli.report.facts import RunFacts
+from mtrl_cli.report.html import table
+from mtrl_cli.report.naming import Setting, differing, names
+from mtrl_cli.report.units import duration, interval, share, with_error
+from mtrl_cli.training.statistics import mean_of
+
+_HEADS = ("reward before", "reward after", "gain", "passed before", "passed after")
+
+
+def by_setting(settings: Sequence[Setting]) -> str:
+    """Before and after training, the mean of each setting's runs; nothing where each setting has
+    one run."""
+    if all(len(setting.runs) == 1 for setting in settings):
+        return ""
+    rows = [
+        (setting.name or "all runs", setting.count.replace(" ", "\u00a0"), *over_runs(setting.runs))
+        for setting in settings
+    ]
+    return table(("setting", "runs", *_HEADS), rows, range(2, 2 + len(_HEADS)))
+
+
+def over_runs(runs: Sequence[RunFacts]) -> tuple[str, ...]:
+    """Reward before, after and gained, and the share passed before and after: means over the runs
+    ± one standard error over them. A mean of fewer than all of the runs says so."""
+
+    def of(label: str, value: Callable[[Mapping[str, Any]], float | None]) -> list[float]:
+        held = (run.evaluation(label) for run in runs)
+        return [y for found in held if found is not None and (y := value(found)) is not None]
+
+    def told(values: Sequence[float], show: Callable[..., str]) -> str:
+        if not values:
+            return "–"
+        mean = mean_of(values)
+        few = f" (n = {mean.count})" if mean.count != len(runs) else ""
+        return show(mean.value, mean.se) + few
+
+    def signed(value: float, se: float | None) -> str:
+        return with_error(value, se, sign=True)
+
+    return (
+        told(of("before", lambda found: float(found["mean"])), with_error),
+        told(of("after", lambda found: float(found["mean"])), with_error),
+        told(of("after", _gain), signed),
+        told(of("before", passed), share),
+        told(of("after", passed), share),
+    )
+
+
+def _gain(found: Mapping[str, Any]) -> float | None:
+    versus = found.get("versus")
+    return float(versus["mean"]) if versus else None
+
+
+def passed(found: Mapping[str, Any]) -> float:
+    """The share of an evaluation's games that were passed."""
+    return float(found.get("passed", 0)) / int(found["games"])
+
+
+def by_run(runs: Sequence[RunFacts]) -> str:
+    """The runs side by side; nothing for a single one."""
+    rows = []
+    for name, run in zip(names(runs), runs, strict=True):
+        before, after = run.evaluation("before"), run.evaluation("after")
+        versus = (after or {}).get("versus")
+        rows.append(
+            (
+                name if name == run.id else f"{name}\n{run.id}",
+                run.record.status,
+                run.state.get("step", 0),
+                "–" if before is None else with_error(before["mean"], before.get("se")),
+                "–" if after is None else with_error(after["mean"], after.get("se")),
+                with_error(versus["mean"], versus.get("se"), sign=True) if versus else "–",
+                f"{run.total('tokens_sampled'):,.0f}",
+                duration(sum(wall(line) for line in run.steps)),
+            )
+        )
+    heads = ("run", "status", "steps", "before", "after", "gain", "tokens", "time")
+    return table(heads, rows, range(2, 8)) if len(runs) > 1 else ""
+
+
+def evaluations(runs: Sequence[RunFacts]) -> str:
+    """Every evaluation of the runs, those during training last."""
+    named = names(runs)
+    whose = [f"{name}: " if len(runs) > 1 else "" for name in named]
+    rows = [
+        _evaluation(name + label, found)
+        for name, run in zip(whose, runs, strict=True)
+        for label, found in _held(run)
+    ]
+    rows += [
+        _during(name, line)
+        for name, run in zip(whose, runs, strict=True)
+        for line in run.evaluations
+    ]
+    heads = (
+        "evaluation",
+        "games",
+        "reward (95 %)",
+        "passed",
+        "unfinished",
+        "invalid calls",
+        "gain, same games (95 %)",
+        "better / equal / worse",
+    )
+    return table(heads, rows, range(1, 8)) if rows else ""
+
+
+def _held(run: RunFacts) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The evaluations of a run, by their moment; those of ``mtrl eval`` by their policy."""
+    for label in ("before", "after", "rival", "eval"):
+        if (found := run.evaluation(label)) is not None:
+            training = label in ("before", "after")
+            yield label if training else policy_name(str(found["policy"])), found
+
+
+def _evaluation(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    games, versus = found["games"], found.get("versus")
+    gain, contest = "–", "–"
+    if versus:
+        gain = with_error(versus["mean"], versus.get("se"), sign=True)
+        gain += interval(versus.get("interval"))
+        contest = f"{versus['wins']} / {versus['ties']} / {versus['losses']}"
+    return (
+        label,
+        f"{games:,}",
+        with_error(found["mean"], found.get("se")) + interval(found.get("interval")),
+        f"{found.get('passed', 0) / games:.1%}",
+        f"{found.get('unfinished', 0):,}",
+        f"{found.get('invalid_call_share', 0):.1%}",
+        gain,
+        contest,
+    )
+
+
+def _during(whose: str, line: Mapping[str, Any]) -> tuple[str, ...]:
+    """An evaluation during training: what metrics.jsonl has of it."""
+    gain = "–"
+    if "eval/gain" in line:
+        gain = with_error(line["eval/gain"], line.get("eval/gain_se"), sign=True)
+    label = f"{whose}step {line['step']}"
+    mean = with_error(line["eval/mean"], line.get("eval/se"))
+    passed = f"{line['eval/pass_rate']:.1%}" if "eval/pass_rate" in line else "–"
+    return (label, "–", mean, passed, "–", "–", gain, "–")
+
+
+def differences(runs: Sequence[RunFacts]) -> str:
+    """The settings in which the runs differ; nothing where there are none."""
+    rows = [(key, *(run.settings.get(key, "–") for run in runs)) for key in differing(runs)]
+    return table(("key", *(run.id for run in runs)), rows) if rows else ""
