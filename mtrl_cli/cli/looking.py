@@ -26,7 +26,7 @@ def show(
 def watch(run: Run, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
     """Watch a run from another terminal.
 
-    Read-only, from its files; ends when the run ends. Ctrl-C leaves the run alone.
+    Read-only, from its files; ends when the run ends. q or Ctrl-C leave the run alone.
     """
     from mtrl_cli.cli.watch import watch_run
 

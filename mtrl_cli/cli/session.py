@@ -14,6 +14,7 @@ from mtrl_cli.cli.live_file import LiveFile
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
 from mtrl_cli.display import lines
 from mtrl_cli.display.events import Failed
+from mtrl_cli.display.keyboard import KEYBOARD
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.presenter import TICK, Presenter, presenter
 from mtrl_cli.display.snapshot import to_record
@@ -120,6 +121,8 @@ class Session:
                 (ended,) = await asyncio.gather(screen, return_exceptions=True)
                 if isinstance(ended, Exception):
                     self._broken = self._broken or ended
+                # While signals are still handled: after this one may end the process as it is.
+                KEYBOARD.give_back()
 
     def _observe(self, event: object) -> None:
         """A screen that breaks must not break the run: its failure is told at the end."""

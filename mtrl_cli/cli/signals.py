@@ -4,6 +4,8 @@
     second                   → stop: work is dropped, what was borrowed is returned
     third                    → abort: the terminal is restored, a report is written, exit at once
 
+    Ctrl-Z and Ctrl-\\ do what they always do, after the terminal was given back.
+
 `signal.signal` is used and not the loop's handlers, because a blocked event loop would never
 get to the third one. A handler runs between two bytecodes of anything, so it only counts, wakes
 the loop, and writes with `os.write`.
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
+from mtrl_cli.display.keyboard import KEYBOARD
 from mtrl_cli.runs.stop import Stage, StopRequest, signal_name
 
 DEBOUNCE = 0.2
@@ -24,7 +27,7 @@ DEBOUNCE = 0.2
 
 INTERRUPTED = 128 + signal.SIGINT
 
-_SHOW_CURSOR = b"\x1b[?25h\r\n"
+_SHOW_CURSOR = b"\x1b[?25h"
 _HIDE_CURSOR = b"\x1b[?25l"
 
 
@@ -56,6 +59,7 @@ class Signals:
             signal.SIGTERM: self._request,
             signal.SIGHUP: self._hang_up,
             signal.SIGTSTP: suspend,
+            signal.SIGQUIT: leave,
         }
         before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
@@ -89,10 +93,9 @@ class Signals:
     def abort(self, code: int = INTERRUPTED) -> NoReturn:
         """Restore the terminal, say the last words, end the process. Works from any thread."""
         text = self._report().encode("utf-8", "replace") + b"\n"
-        restore = _SHOW_CURSOR if os.isatty(1) else b""
-        for descriptor, told in ((1, restore), (2, text)):
-            with contextlib.suppress(OSError):
-                os.write(descriptor, told)
+        give_terminal_back()
+        with contextlib.suppress(OSError):
+            os.write(2, text)
         os._exit(code)
 
     def _report(self) -> str:
@@ -103,22 +106,29 @@ class Signals:
         return "aborted"
 
 
-def give_cursor_back() -> None:
-    """Show the cursor, where there is a terminal."""
-    if os.isatty(1):
-        with contextlib.suppress(OSError):
-            os.write(1, b"\x1b[?25h")
-
-
 def suspend(number: int, frame: FrameType | None) -> None:
-    """Ctrl-Z: give the shell its cursor, sleep, and take the cursor again."""
-    terminal = os.isatty(1)
-    if terminal:
-        with contextlib.suppress(OSError):
-            os.write(1, _SHOW_CURSOR)
+    """Ctrl-Z: give the shell its cursor and its keyboard, sleep, and take the cursor again; the
+    screen takes the keyboard when it draws."""
+    give_terminal_back()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     signal.signal(number, suspend)
-    if terminal:
+    if os.isatty(1):
         with contextlib.suppress(OSError):
             os.write(1, _HIDE_CURSOR)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Ctrl-\\: die of the signal as one would have, but not with the terminal in hand."""
+    give_terminal_back()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def give_terminal_back(then: bytes = b"\r\n") -> None:
+    """Show the cursor and echo what is typed, where there is a terminal; ``then`` leaves the line
+    that the screen was at."""
+    KEYBOARD.give_back()
+    if os.isatty(1):
+        with contextlib.suppress(OSError):
+            os.write(1, _SHOW_CURSOR + then)

@@ -3,13 +3,15 @@
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from mtrl_cli.cli.live_file import read_live
 from mtrl_cli.cli.show import show_run
-from mtrl_cli.cli.signals import INTERRUPTED, give_cursor_back, suspend
+from mtrl_cli.cli.signals import INTERRUPTED, give_terminal_back, leave, suspend
+from mtrl_cli.display.keyboard import KEYBOARD
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.presenter import Presenter, presenter
 from mtrl_cli.display.snapshot import restore
@@ -29,7 +31,10 @@ _FILES = ("run.json", "commits.jsonl", "metrics.jsonl", "groups.jsonl")
 
 
 class _Left(Exception):  # noqa: N818 - the watcher's wish, not an error
-    """Ctrl-C."""
+    """``q``, or Ctrl-C."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
 
 
 def watch_run(asked: str, runs: Path) -> int:
@@ -43,17 +48,31 @@ def watch_run(asked: str, runs: Path) -> int:
     if run.status != "running":
         return show_run(asked, runs, as_json=False)
     watcher = _Watcher(run)
-    signal.signal(signal.SIGINT, _leave)
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGTSTP, suspend)
     try:
-        watcher.follow()
-    except _Left:
+        with _signals():
+            watcher.follow()
+    except _Left as left:
         watcher.leave()
         told = f"no longer watching {run.id}; the run goes on"
         Screen(sys.stderr).line(harmless(told))
-        return INTERRUPTED
+        return left.code
+    finally:
+        give_terminal_back(b"")
     return 0
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """What a watcher does on a signal. Once it leaves, more of them change nothing."""
+    signal.signal(signal.SIGTSTP, suspend)
+    signal.signal(signal.SIGQUIT, leave)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 class _Watcher:
@@ -75,12 +94,12 @@ class _Watcher:
             end = time.monotonic() + LOOK_EVERY
             while time.monotonic() < end:
                 self._presenter.tick()
-                time.sleep(DRAW_EVERY)
+                if "q" in KEYBOARD.pressed(DRAW_EVERY):
+                    raise _Left(0)
 
     def leave(self) -> None:
         self._presenter.state.finished = None
         self._presenter.close()
-        give_cursor_back()
 
     def _fresh(self) -> Presenter:
         state = self._run.state
@@ -150,4 +169,4 @@ def _monotonic(when: float) -> float:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    raise _Left
+    raise _Left(INTERRUPTED)

@@ -31,7 +31,8 @@ class Column:
 
     def __str__(self) -> str:
         unit = self.unit if self.figure != NOTHING else " " * len(self.unit)
-        return f"{self.word} {self.figure:>{self.width}}{unit}".lstrip()
+        word = f"{self.word} " if self.word else ""
+        return f"{word}{self.figure:>{self.width}}{unit}"
 
 
 def step_lines(state: RunState, now: float, width: int | None = None) -> list[str]:

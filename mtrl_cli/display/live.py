@@ -16,6 +16,7 @@ from rich.text import Text
 
 from mtrl_cli.display import lines
 from mtrl_cli.display.columns import step_lines
+from mtrl_cli.display.keyboard import Keyboard
 from mtrl_cli.display.panels import ASCII, HEAD_LINES, UNICODE, group_table, head
 from mtrl_cli.display.state import RunState, Stopping
 from mtrl_cli.display.summary import summary
@@ -38,6 +39,7 @@ class LivePresenter:
         colour: bool = True,
         unicode: bool = True,
         play: str | None = None,
+        keyboard: Keyboard | None = None,
         size: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -45,6 +47,7 @@ class LivePresenter:
         self._screen = screen
         self._redact = redact
         self._play = play
+        self._keyboard = keyboard
         self._clock = clock
         self._glyphs = UNICODE if unicode else ASCII
         self._above: deque[str] = deque()
@@ -84,6 +87,8 @@ class LivePresenter:
         """Draw. Called a few times a second."""
         if self._closed:
             return
+        if self._keyboard is not None:  # each time: a process may come back to the foreground
+            self._keyboard.take(keys=self.state.plan.watched)
         if not self._live.is_started:
             self._live.start()
         self._print_above()
@@ -100,6 +105,8 @@ class LivePresenter:
         self._closed = True
         self._live.stop()
         self._print_above()
+        if self._keyboard is not None:
+            self._keyboard.give_back()
         told = summary(
             self.state,
             self._clock(),

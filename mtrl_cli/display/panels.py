@@ -7,6 +7,7 @@ are at most as wide as the terminal; what does not fit is left out from the righ
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -68,20 +69,31 @@ def head(state: RunState, now: float, width: int, glyphs: Glyphs, redact: lines.
 
 def group_table(
     state: RunState, now: float, width: int, rows: int, glyphs: Glyphs, redact: lines.Redact
-) -> Table:
-    """The groups in flight, oldest first, as many as there is room for."""
+) -> Group:
+    """The groups in flight that have begun, oldest first, as many as there is room for; the
+    others are counted."""
+    groups = list(state.groups.values())
+    begun = [group for group in groups if group.begun]
+    told = _not_listed(len(begun[rows:]), len(groups) - len(begun), others=bool(begun))
+    if not begun:
+        return Group(Text(told))
     wide = width >= WIDE
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name, right in _columns(wide):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
-    groups = list(state.groups.values())
-    for group in groups[:rows]:
+    for group in begun[:rows]:
         cells = (Text(redact(cell)) for cell in _cells(group, now, wide, glyphs))
         table.add_row(*cells, style="yellow" if group.retries else "")
-    if len(groups) > rows:
-        table.caption = f"+{len(groups) - rows} more"
-        table.caption_justify = "left"
-    return table
+    return Group(table, Text(told)) if told else Group(table)
+
+
+def _not_listed(begun: int, starting: int, *, others: bool) -> str:
+    """How many groups the table leaves out."""
+    if begun:
+        more = f", {starting:,} starting" if starting else ""
+        return lines.counted(begun, "more group") + more
+    what = "more group" if others else "group"
+    return f"{lines.counted(starting, what)} starting" if starting else ""
 
 
 def _names(state: RunState) -> str:
@@ -122,7 +134,7 @@ def _bar(label: str, share: float | None, ending: str, width: int, glyphs: Glyph
 def _stop_line(state: RunState, now: float) -> Text:
     stopping = state.stopping
     if stopping is None and state.plan.watched:
-        return Text("Ctrl-C: stop watching; the run goes on", style="dim")
+        return Text("q or Ctrl-C: stop watching; the run goes on", style="dim")
     if stopping is None:
         return Text("Ctrl-C: let issued work settle, then stop", style="dim")
     left = max(state.plan.drain_timeout - (now - stopping.since), 0)

@@ -61,8 +61,15 @@ def presenter(
     if quiet or not able.live:
         width = columns() if able.live else None
         return PlainPresenter(state, screen, redact=redact, play=play, quiet=quiet, width=width)
+    from mtrl_cli.display.keyboard import KEYBOARD
     from mtrl_cli.display.live import LivePresenter
 
     return LivePresenter(
-        state, screen, redact=redact, play=play, colour=able.colour, unicode=able.unicode
+        state,
+        screen,
+        redact=redact,
+        colour=able.colour,
+        unicode=able.unicode,
+        play=play,
+        keyboard=KEYBOARD,
     )

@@ -67,6 +67,11 @@ class GroupView:
         return len(self.members)
 
     @property
+    def begun(self) -> bool:
+        """Whether anything of it has happened yet."""
+        return bool(self.turns or self.members or self.retries)
+
+    @property
     def rewards(self) -> list[float]:
         found = (member.reward for member in self.members.values())
         return [value for value in found if value is not None]

@@ -82,8 +82,13 @@ async def _run(experiment: Any, observer: Any, stop: Any) -> Any:
             observer(PhaseStarted("sampling", 0))
             for key, state in (("a", "held"), ("b", "requested"), ("c", "released")):
                 observer(BorrowChanged(key, "sandbox", state))
+            await asyncio.sleep(0.3)  # the screen is drawn
             print("READY", file=sys.stderr, flush=True)
             time.sleep(60)  # noqa: ASYNC251 - what a broken environment does to the event loop
+        case "breaks":
+            observer(PhaseStarted("sampling", 0))
+            await stop.reached(Stage.DRAIN)
+            raise ZeroDivisionError("division by zero")
         case "hanging-thread":
             threading.Thread(target=time.sleep, args=(60,)).start()
         case "fail-first" if experiment.seed == 1:

@@ -159,18 +159,20 @@ def test_a_run_is_watched_until_it_ends_and_is_left_alone(trained: World, tmp_pa
         while not list(tmp_path.glob("runs/latest/live.json")):
             assert time.monotonic() < deadline, running.communicate()
             time.sleep(0.1)
-        code, screen = on_terminal(
-            command("watch", "last"),
-            cwd=world.folder,
-            environ=environment(),
-            size=(30, 140),
-            keys=[(3.0, b"\x03")],
-        )
-        assert code == 130
-        assert "mtrl watch rollout blackjack" in screen
-        assert "Ctrl-C: stop watching; the run goes on" in screen
-        assert "no longer watching" in screen
-        assert "\x1b[?25h" in screen[screen.rindex("\x1b[?25l") :]
+        for keys, expected in (([(1.0, b"xyzzy\n"), (2.0, b"q")], 0), ([(1.0, b"\x03")], 130)):
+            code, screen = on_terminal(
+                command("watch", "last"),
+                cwd=world.folder,
+                environ=environment(),
+                size=(30, 140),
+                keys=keys,
+            )
+            assert code == expected
+            assert "mtrl watch rollout blackjack" in screen
+            assert "q or Ctrl-C: stop watching; the run goes on" in screen
+            assert "no longer watching" in screen
+            assert "xyzzy" not in screen
+            assert "\x1b[?25h" in screen[screen.rindex("\x1b[?25l") :]
         assert running.poll() is None
         latest = tmp_path / "runs" / "latest"
         before = {file.name for file in latest.iterdir()}
@@ -221,4 +223,4 @@ def test_steps_of_a_watched_run_have_the_times_that_the_run_measured(
     told = (tmp_path / "out.txt").read_text()
     for line in (one for one in metrics if "seconds_sampling" in one):
         took = line["seconds_sampling"] + line["seconds_training"]
-        assert f"step {line['step']}/2 | {took:.1f}s |" in told
+        assert f"step {line['step']}/2 | {took:4.1f}s |" in told

@@ -132,7 +132,11 @@ def test_the_live_screen_fits_its_terminal(width: int) -> None:
     assert frame[4].startswith("busy 64/64  gen 22 tok/s  traj 13/min  tokens 200")
     assert frame[6].split()[:4] == ["group", "task", "policy", "done"]
     assert "2/8 ██░░░░░░    0.50" in frame[7]
-    assert frame[-1] == "+32 more"
+    assert frame[-1] == "39 more groups starting"
+    watched.see(*(TurnSampled(group, 0, 0, 1) for group in range(30)))
+    frame = watched.frame()
+    assert len(frame) <= 16
+    assert frame[-1] == "22 more groups, 10 starting"
 
 
 def test_a_wide_screen_has_more_columns() -> None:
@@ -362,12 +366,29 @@ def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
 def test_groups_of_later_steps_stay_when_a_step_ends() -> None:
     watched = begun(Watched(80))
     watched.see(StepFinished(1, 50, "u/step-1", {"reward": 0.0}))
-    assert [line.split()[0] for line in watched.frame()[-3:]] == ["0", "1", "2"]
+    watched.see(TurnSampled(2, 0, 0, 1))
+    *_, first, third, second = watched.frame()
+    assert (first.split()[0], third.split()[0]) == ("0", "2")
+    assert second == "1 more group starting"
+
+
+def test_where_no_group_has_begun_there_is_no_table() -> None:
+    watched = Watched(80)
+    watched.see(*(GroupStarted(group, "seed", 8, "u/v11", 11) for group in range(20)))
+    assert watched.frame()[5:] == ["", "20 groups starting"]
+
+
+def test_games_of_an_evaluation_count_for_the_rate() -> None:
+    watched = Watched(80)
+    watched.see(PhaseStarted("evaluation"))
+    watched.clock.now += 60
+    watched.see(*(MemberFinished(game, 0, "done", -0.5, 2, 60, 0) for game in range(30)))
+    assert "  traj 30/min  " in watched.frame()[4]
 
 
 def test_a_watched_run_says_that_ctrl_c_leaves_it_alone() -> None:
     watched = Watched(80, DisplayPlan("watch train blackjack", watched=True))
-    assert watched.frame()[2] == "Ctrl-C: stop watching; the run goes on"
+    assert watched.frame()[2] == "q or Ctrl-C: stop watching; the run goes on"
 
 
 def test_the_moment_can_be_told_to_another_process() -> None:
