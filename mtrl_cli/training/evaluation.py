@@ -5,12 +5,13 @@ come from a stream that training never draws from, and the sampling seeds are th
 policy, so that two policies are compared on the same games (see `games`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
+from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import SamplingParams, Task
 from mtrl_cli.rollout.task_fault import sample_of_group
@@ -46,13 +47,16 @@ async def evaluate(
     *,
     run: str,
     label: str,
+    heard: Callable[[Sequence[Group]], None] | None = None,
 ) -> Played:
-    """Play the plan's games under ``policy``.
+    """Play the plan's games under ``policy``; ``heard`` gets them whole.
 
     Raises:
         MtrlError: not one game could be played; the text names the first failure.
     """
     groups = await rollout.run(list(game_admissions(task, policy, plan, run)))
+    if heard is not None:
+        heard(groups)
     passed = pass_rule(task)
     played = plan.played(label, policy.uri, [game_of(group, passed) for group in groups])
     if not played.scored:

@@ -28,9 +28,11 @@ from mtrl_cli.rollout.task_fault import TaskBrokenError
 from mtrl_cli.runs.commits import read_history
 from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.takeover import ANEW, beginning
 from mtrl_cli.servers.interface import TrainingService
+from mtrl_cli.training.calling import Calling
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
 from mtrl_cli.training.events import (
@@ -94,6 +96,7 @@ class Frame:
         self.behind = 0
         """Steps that earlier attempts have committed."""
         self._failing = Failing(self.notice)
+        self.calling = Calling(self.notice, experiment.server.renderer, self._command())
         self._reissued = 0
         """Calls to the server that were made again, as far as it was told."""
         self._begun = False
@@ -145,6 +148,12 @@ class Frame:
         """Tell what ends nothing and should be known."""
         self.observer(Notice(text))
 
+    def _command(self) -> str:
+        """What shows whole episodes, as the end of a sentence."""
+        if not self.plan.save_trajectories:
+            return ""
+        return f"; more: mtrl trajectory {self.folder.id}{runs_dir_option(self.folder.path.parent)}"
+
     def policy(self, policy: PolicySnapshot) -> None:
         """Note the policy that the run has reached."""
         self.outcome.policy = policy.uri
@@ -186,7 +195,15 @@ class Frame:
         if not plan.games or self.stop.draining:
             return None
         self.observer(PhaseStarted("evaluation"))
-        games = evaluate(rollout, parts.task, policy, plan, run=self.folder.id, label=label)
+        games = evaluate(
+            rollout,
+            parts.task,
+            policy,
+            plan,
+            run=self.folder.id,
+            label=label,
+            heard=lambda groups: self.calling.heard(groups, parts.task.tools),
+        )
         played = await until_drain(games, self.stop)
         if played is None:
             return None

@@ -37,6 +37,7 @@ from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.accumulation import Accumulated, accumulate
 from mtrl_cli.training.audit import Audit, Committed, Replay
 from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
+from mtrl_cli.training.calling import Calling
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
@@ -91,6 +92,7 @@ class TrainingLoop:
         observer: Observer,
         stop: StopRequest,
         totals: Totals,
+        calling: Calling | None = None,
     ) -> None:
         self._plan = plan
         self._rollout = rollout
@@ -102,6 +104,7 @@ class TrainingLoop:
         self._observer = observer
         self._stop = stop
         self._totals = totals
+        self._calling = calling
         self.committed: PolicySnapshot | None = None
         """The policy of the last commit."""
         self._open_groups: set[int] = set()
@@ -126,6 +129,8 @@ class TrainingLoop:
                 if not groups:
                     break
                 clock.lap("seconds_sampling")
+                if self._calling is not None:
+                    self._calling.heard(groups, self._task.tools)
 
                 kept = training_groups(groups, self._rules(policy))
                 self._check_alive(groups, kept)

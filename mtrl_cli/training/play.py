@@ -72,6 +72,7 @@ async def play(
         finally:
             played.sort(key=lambda group: group.admission.group)
             _record(frame, played)
+            frame.calling.heard(played, parts.task.tools)
         if played and all(group.failed for group in played):
             raise unplayable(f"all {len(played)} groups failed", played)
 
