@@ -114,4 +114,10 @@ def counted(number: int, what: str) -> str:
 def alive_line(state: RunState, now: float) -> str:
     """A sign of life when nothing has ended for a while."""
     groups = f", {counted(len(state.groups), 'group')} in flight" if state.groups else ""
-    return f"alive: {harmless(state.phase)} for {clock(now - state.phase_since)}{groups}"
+    waits = f"; {waiting_line(state.waits)}" if state.waits else ""
+    return f"alive: {harmless(state.phase)} for {clock(now - state.phase_since)}{groups}{waits}"
+
+
+def waiting_line(waits: str) -> str:
+    """Why nothing moves, in the server's words."""
+    return f"waiting for the server: {harmless(waits)}"

@@ -133,6 +133,8 @@ def _bar(label: str, share: float | None, ending: str, width: int, glyphs: Glyph
 
 def _stop_line(state: RunState, now: float) -> Text:
     stopping = state.stopping
+    if stopping is None and state.waits:
+        return Text(lines.waiting_line(state.waits), "yellow")
     if stopping is None and state.plan.watched:
         return Text("q or Ctrl-C: stop watching; the run goes on", style="dim")
     if stopping is None:

@@ -28,6 +28,7 @@ def to_record(state: RunState, now: float) -> dict[str, Any]:
         "episodes_per_minute": state.rates.episodes_per_minute(now),
         "failures": state.failures,
         "reissued": state.reissued,
+        "waits": state.waits,
         "busy": state.busy,
         "plan": {name: getattr(state.plan, name) for name in _OF_THE_PLAN},
         "borrowed": dict(state.borrowed_by_kind()),
@@ -52,6 +53,7 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
     state.phase_since = now - float(record["phase_seconds"])
     state.tokens, state.episodes = int(record["tokens"]), int(record["episodes"])
     state.failures, state.reissued = int(record["failures"]), int(record["reissued"])
+    state.waits = record["waits"]
     state.rates.told = (
         float(record["tokens_per_second"]),
         float(record["episodes_per_minute"]),

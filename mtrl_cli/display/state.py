@@ -21,7 +21,6 @@ from mtrl_cli.rollout.events import (
     TurnSampled,
 )
 from mtrl_cli.training.events import (
-    CallsReissued,
     Evaluated,
     EvaluationProgress,
     FolderMade,
@@ -29,6 +28,7 @@ from mtrl_cli.training.events import (
     RunFailed,
     RunFinished,
     RunStarted,
+    ServiceStrained,
     StepFinished,
 )
 
@@ -137,6 +137,8 @@ class RunState:
         self.failures = 0
         self.reissued = 0
         """Calls to the server that were made again."""
+        self.waits: str | None = None
+        """Why calls to the server wait at this moment."""
         self.groups: dict[int, GroupView] = {}
         self.finished_groups: list[GroupView] = []
         self.evaluation: EvaluationView | None = None
@@ -158,7 +160,7 @@ class RunState:
             MemberFinished: self._member_finished,
             GroupFinished: self._group_finished,
             BorrowChanged: self._borrow_changed,
-            CallsReissued: self._calls_reissued,
+            ServiceStrained: self._service_strained,
             FolderMade: self._folder_made,
             RunStarted: self._run_started,
             PhaseStarted: self._phase_started,
@@ -285,8 +287,8 @@ class RunState:
         else:
             self.borrowed[event.key] = (event.kind, event.id)
 
-    def _calls_reissued(self, event: CallsReissued, now: float) -> None:
-        self.reissued = event.calls
+    def _service_strained(self, event: ServiceStrained, now: float) -> None:
+        self.reissued, self.waits = event.reissued, event.waits
 
     def _folder_made(self, event: FolderMade, now: float) -> None:
         self.folder, self.attempt = event.folder, event.attempt

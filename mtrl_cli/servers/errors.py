@@ -270,11 +270,15 @@ class Budget:
     """What one logical call may spend on trying: a deadline and a number of attempts.
 
     Args:
-        again: called before each attempt but the first one.
+        again: called before each attempt but the first one, with what ended the last one, and
+            the seconds until the next.
     """
 
     def __init__(
-        self, seconds: float, attempts: int, again: Callable[[], None] = lambda: None
+        self,
+        seconds: float,
+        attempts: int,
+        again: Callable[[Verdict, float], None] = lambda verdict, pause: None,
     ) -> None:
         self.deadline = time.monotonic() + seconds
         self._attempts = attempts
@@ -286,15 +290,16 @@ class Budget:
         """Seconds left."""
         return self.deadline - time.monotonic()
 
-    def pause(self, retry_after: float | None = None) -> float | None:
-        """Seconds to wait before the next attempt; None when the budget is spent."""
+    def pause(self, verdict: Verdict) -> float | None:
+        """Seconds to wait before the next attempt, after one that ended in ``verdict``; None when
+        the budget is spent."""
         self._failures += 1
         if self._failures >= self._attempts:
             return None
-        wait = backoff(self._failures - 1, retry_after)
+        wait = backoff(self._failures - 1, verdict.retry_after)
         if wait >= self.left:
             return None
-        self._again()
+        self._again(verdict, wait)
         return wait
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import Sample, SampleRequest
 from mtrl_cli.servers.errors import ServerError
+from mtrl_cli.servers.strain import Strain
 
 T = TypeVar("T")
 
@@ -161,9 +162,8 @@ class TrainingService(Protocol):
         ...
 
     @property
-    def reissued(self) -> int:
-        """Calls made again so far, after a failure that let them be: turns, logprobs, training
-        calls."""
+    def strain(self) -> Strain:
+        """How hard its calls go at this moment."""
         ...
 
     @property

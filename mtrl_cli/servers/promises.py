@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mtrl_cli.servers.errors import Verdict, backoff, one_line, picture
+from mtrl_cli.servers.strain import Trouble
 from mtrl_cli.servers.tinker.codec import MalformedReply, body_of
 from mtrl_cli.servers.tinker.formats import Packed, Result, read_result
 from mtrl_cli.servers.transport import NoReply, Reply
@@ -77,6 +78,7 @@ async def await_promise(
     request: str,
     deadline: float,
     polled: Callable[[], None],
+    trouble: Trouble,
 ) -> Ending:
     """Poll the promise ``request`` until it ends or ``deadline`` (monotonic) is reached."""
     body = body_of({"request_id": request})
@@ -91,9 +93,12 @@ async def await_promise(
         try:
             reply = await post("retrieve_future", body, min(LONGEST_POLL, deadline - began))
             if reply.status == 200:
-                ending = _ending(await read_result(reply.body, reply.content_type))
+                result = await read_result(reply.body, reply.content_type)
+                ending = _ending(result)
                 if ending is not None:
                     return ending
+                if paused := _paused(result):
+                    trouble.waits(paused, LONGEST_POLL)
                 failures = 0
             elif reply.status != 408:
                 verdict = judge(reply)
@@ -103,6 +108,7 @@ async def await_promise(
                 says = verdict.says
                 pause = backoff(failures, verdict.retry_after)
                 failures += 1
+                trouble.waits(says, pause)
         except NoReply as error:
             if error.verdict.outcome == "permanent":
                 return Denied(error.verdict)
@@ -112,6 +118,7 @@ async def await_promise(
             if time.monotonic() - began < LONGEST_POLL / 2:
                 pause = backoff(failures)
                 failures += 1
+                trouble.waits(error.verdict.says, pause)
         except MalformedReply as error:
             says = str(error)
             unreadable += 1
@@ -143,6 +150,15 @@ def _ending(answer: Result) -> Ending | None:
         )
         return Failed(verdict, known)
     return Done(answer)
+
+
+def _paused(answer: Result) -> str | None:
+    """Why a promise is pending, where its server says that it has paused the work."""
+    if isinstance(answer, Packed) or answer.get("queue_state") in (None, "active"):
+        return None
+    reason = answer.get("queue_state_reason")
+    state = one_line(str(answer["queue_state"]))
+    return f"the server says {state}" + (f": {one_line(str(reason))}" if reason else "")
 
 
 def _refusal(verdict: Verdict) -> Ending | None:

@@ -48,7 +48,7 @@ async def reach(
         if reply.status in (200, 404):
             return reply
         verdict = judge(reply)
-        pause = budget.pause(verdict.retry_after) if verdict.outcome == "transient" else None
+        pause = budget.pause(verdict) if verdict.outcome == "transient" else None
         if pause is None:
             return verdict
         await asyncio.sleep(pause)

@@ -19,7 +19,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -29,6 +29,7 @@ from mtrl_cli.servers.address import no_cookies, proxy_for, unfollowed
 from mtrl_cli.servers.errors import Budget, Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.errors import NoReply as NoReply
 from mtrl_cli.servers.keys import HEADER, Keys
+from mtrl_cli.servers.strain import Strain, Trouble
 from mtrl_cli.servers.unpacking import gathered, unpacked
 
 if TYPE_CHECKING:
@@ -87,8 +88,7 @@ class Transport:
         self.keys = Keys(address.api_key)
         self.gone = gone
         self.limiter = Limiter()
-        self.reissued = 0
-        """Calls made again, of all that drew on a `budget`."""
+        self.trouble = Trouble()
         self._connections = connections
         self._heads: dict[_Key, bytes] = {}
         self._pool: Pool | None = None
@@ -97,10 +97,13 @@ class Transport:
 
     def budget(self, seconds: float, attempts: int) -> Budget:
         """The budget of one logical call; what is made again under it is counted."""
-        return Budget(seconds, attempts, self._count_again)
+        return Budget(seconds, attempts, self.trouble.again)
 
-    def _count_again(self) -> None:
-        self.reissued += 1
+    @property
+    def strain(self) -> Strain:
+        """How hard the calls go at this moment."""
+        strain = self.trouble.strain
+        return replace(strain, waits=self.limiter.says) if self.limiter.closed else strain
 
     async def open(self) -> None:
         import aiohttp
@@ -293,6 +296,8 @@ class Transport:
 
     def _taken(self, status: int, body: bytes, headers: Mapping[str, str]) -> Reply:
         """A reply as the rest of mtrl may see it: what repeats a key does not get past here."""
+        if status == 200:
+            self.trouble.over()
         refused = status == 401 and "invalid_token" in headers.get("www-authenticate", "")
         body = self.keys.struck(body, said=status != 200)
         return Reply(status, body, headers.get("retry-after"), headers.get("content-type"), refused)

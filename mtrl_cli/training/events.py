@@ -35,10 +35,12 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class CallsReissued:
-    """``calls`` to the server were made again, since the attempt began."""
+class ServiceStrained:
+    """``reissued`` calls to the server were made again since the attempt began; ``waits`` is why
+    calls wait at this moment, in the server's words; None where none is known to."""
 
-    calls: int
+    reissued: int
+    waits: str | None
 
 
 @dataclass(frozen=True, slots=True)

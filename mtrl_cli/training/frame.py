@@ -13,7 +13,6 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from typing import Any
 
 from mtrl_cli.assembly import Parts, assemble, notices
@@ -31,12 +30,10 @@ from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.takeover import ANEW, beginning
-from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.calling import Calling
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
 from mtrl_cli.training.events import (
-    CallsReissued,
     Evaluated,
     FolderMade,
     Notice,
@@ -50,6 +47,7 @@ from mtrl_cli.training.failing import Failing
 from mtrl_cli.training.games import Evaluations
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.relaying import Relaying
+from mtrl_cli.training.straining import strain_told
 from mtrl_cli.training.totals import Totals
 
 Work = Callable[[Parts], Coroutine[Any, Any, None]]
@@ -97,8 +95,6 @@ class Frame:
         """Steps that earlier attempts have committed."""
         self._failing = Failing(self.notice)
         self.calling = Calling(self.notice, experiment.server.renderer, self._command())
-        self._reissued = 0
-        """Calls to the server that were made again, as far as it was told."""
         self._begun = False
         """The parts are there and the work runs; before that a drain has nothing to wait for."""
 
@@ -169,18 +165,15 @@ class Frame:
             resources=self.resources,
             concurrency=self.experiment.run.concurrency,
             failure_rule=self.plan.failure_rule,
-            observer=partial(self._played, parts.service),
+            observer=self._played,
         )
 
-    def _played(self, service: TrainingService, event: object) -> None:
+    def _played(self, event: object) -> None:
         """What the rollout tells; the log keeps the tracebacks of the task's own code."""
         if isinstance(event, MemberFinished):
             if event.trace is not None:
                 self.folder.log(event.trace)
             self._failing.heard(event)
-            if service.reissued != self._reissued:
-                self._reissued = service.reissued
-                self.observer(CallsReissued(self._reissued))
         self.observer(event)
 
     async def evaluate(
@@ -253,7 +246,8 @@ class Frame:
             if parts.listing is not None:
                 self.folder.update(tools=dict(parts.listing))
             try:
-                await work(parts)
+                async with strain_told(parts.service, self.observer):
+                    await work(parts)
             finally:
                 self.observer(PhaseStarted("shutdown"))
                 self.folder.update(environments=dict(parts.watch.counts))

@@ -24,7 +24,6 @@ from mtrl_cli.rollout.events import (
     TurnSampled,
 )
 from mtrl_cli.training.events import (
-    CallsReissued,
     Comparison,
     Evaluated,
     FolderMade,
@@ -32,6 +31,7 @@ from mtrl_cli.training.events import (
     PhaseStarted,
     RunFinished,
     RunStarted,
+    ServiceStrained,
     StepFinished,
 )
 
@@ -346,7 +346,7 @@ def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
         watched.frame()
     watched.see(
         MemberFinished(1, 0, "env_failure", None, 0, 0, 0, "sandbox gone"),
-        CallsReissued(2),
+        ServiceStrained(2, "HTTP 429: slow down"),
         BorrowChanged("a", "sandbox", "held"),
         BorrowChanged("b", "server_model", "held"),
     )
@@ -386,6 +386,20 @@ def test_games_of_an_evaluation_count_for_the_rate() -> None:
     assert "  traj 30/min  " in watched.frame()[4]
 
 
+def test_a_run_that_waits_for_its_server_says_so_with_the_servers_words() -> None:
+    live, plain = begun(Watched(80)), begun(Watched(None))
+    for watched in (live, plain):
+        watched.see(ServiceStrained(3, "HTTP 429: slow\x1b[2J down"))
+    assert live.frame()[2] == "waiting for the server: HTTP 429: slow\\x1b[2J down"
+    for _ in range(121):
+        plain.clock.now += 0.5
+        plain.presenter.tick()
+    alive = "alive: sampling for 00:01:00, 3 groups in flight; waiting for the server: HTTP 429"
+    assert alive in plain.text
+    live.see(ServiceStrained(3, None))
+    assert live.frame()[2].startswith("Ctrl-C:")
+
+
 def test_a_watched_run_says_that_ctrl_c_leaves_it_alone() -> None:
     watched = Watched(80, DisplayPlan("watch train blackjack", watched=True))
     assert watched.frame()[2] == "q or Ctrl-C: stop watching; the run goes on"
@@ -395,7 +409,7 @@ def test_the_moment_can_be_told_to_another_process() -> None:
     told, heard = begun(Watched(140)), Watched(140)
     told.see(
         MemberFinished(1, 0, "env_failure", None, 0, 0, 0, "sandbox gone"),
-        CallsReissued(2),
+        ServiceStrained(2, "HTTP 429: slow down"),
         BorrowChanged("a", "sandbox", "held"),
     )
     told.clock.now += 9

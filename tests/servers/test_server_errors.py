@@ -121,9 +121,14 @@ def test_pauses_grow_are_jittered_and_honour_retry_after():
 
 
 def test_budget_is_spent_by_attempts_or_by_time():
-    budget = errors.Budget(100, attempts=3)
-    assert [budget.pause() is None for _ in range(3)] == [False, False, True]
-    assert errors.Budget(1, attempts=9).pause(retry_after=30.0) is None
+    told: list[tuple[str, float]] = []
+    budget = errors.Budget(100, 3, lambda verdict, pause: told.append((verdict.says, pause)))
+    full = errors.Verdict("transient", "full")
+    pauses = [budget.pause(full) for _ in range(3)]
+    assert [pause is None for pause in pauses] == [False, False, True]
+    assert told == [("full", pauses[0]), ("full", pauses[1])]
+    late = errors.Verdict("transient", "later", 429, retry_after=30.0)
+    assert errors.Budget(1, attempts=9).pause(late) is None
 
 
 @pytest.mark.parametrize(

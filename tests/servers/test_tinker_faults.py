@@ -11,6 +11,7 @@ import pytest
 
 from mtrl_cli.rollout.ports import ContextOverflow, PolicyFailure
 from mtrl_cli.servers.errors import AuthError, Refused, Unknown
+from mtrl_cli.servers.strain import Strain
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 
@@ -256,7 +257,7 @@ async def test_sampling_goes_again_and_is_counted(connect, fault):
         server.faults.add("asample", AGAIN[fault], times=2)
         sample = await client.sample(turn(await client.base_policy()))
         assert sample.tokens == [2]
-        assert client.reissued == 2
+        assert client.strain == Strain(2, None)
         assert len(server.requests("asample")) == 3
 
 

@@ -15,7 +15,7 @@ from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.ledger import read_ledger
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.events import CallsReissued
+from mtrl_cli.training.events import ServiceStrained
 from tests.training.runs import lines, train_on, trajectories
 
 TOKENIZER = load_tokenizer("mtrl-tiny")
@@ -163,15 +163,21 @@ async def test_an_empty_batch_sends_nothing_and_the_cursor_advances(tmp_path: Pa
     assert run.skipped == {"constant_reward": 3}
 
 
-async def test_calls_that_were_made_again_are_told(tmp_path: Path) -> None:
-    told: list[int] = []
+async def test_what_calls_wait_for_and_how_many_were_made_again_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtrl_cli.training.straining._EVERY", 0.02)
+    told: list[ServiceStrained] = []
 
     def observe(event: object) -> None:
-        if isinstance(event, CallsReissued):
-            told.append(event.calls)
+        if isinstance(event, ServiceStrained):
+            told.append(event)
 
     async with ScriptedPolicyServer(sampler=Player()) as server:
-        server.faults.add("asample", faults.status(503), times=2)
+        slow = faults.status(429, {"detail": "slow down"}, retry_after=0.4)
+        server.faults.add("asample", slow, times=2)
         await train_on(server.url, tmp_path, "train.steps=1", observer=observe)
-    assert told[-1] == 2
-    assert told == sorted(told)
+    assert any("slow down" in (event.waits or "") for event in told)
+    assert told[-1] == ServiceStrained(2, None)
+    again = [event.reissued for event in told]
+    assert again == sorted(again)

@@ -120,7 +120,7 @@ class Sampling:
                 verdict = error.verdict
             if verdict.outcome == "permanent" or says_context_full(verdict):
                 return verdict
-            pause = budget.pause(verdict.retry_after)
+            pause = budget.pause(verdict)
             if pause is None:
                 return verdict
             await asyncio.sleep(pause)
@@ -152,7 +152,12 @@ class Sampling:
     async def _result(self, request_id: str, budget: Budget) -> Result:
         try:
             ending = await await_promise(
-                self._poll, self._transport.judge, request_id, budget.deadline, self._polled
+                self._poll,
+                self._transport.judge,
+                request_id,
+                budget.deadline,
+                self._polled,
+                self._transport.trouble,
             )
         except asyncio.CancelledError:
             self._cancel(request_id)

@@ -36,6 +36,7 @@ from mtrl_cli.servers.interface import (
     Recalled,
     SnapshotFacts,
 )
+from mtrl_cli.servers.strain import Strain
 from mtrl_cli.servers.tinker.calls import Calls, flat
 from mtrl_cli.servers.tinker.codec import MalformedReply
 from mtrl_cli.servers.tinker.formats import Formats, prompt_logprobs_of, sample_of
@@ -120,8 +121,8 @@ class TinkerService:
         return self._session
 
     @property
-    def reissued(self) -> int:
-        return self._transport.reissued
+    def strain(self) -> Strain:
+        return self._transport.strain
 
     @property
     def gone(self) -> str | None:

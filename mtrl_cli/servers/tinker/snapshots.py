@@ -186,7 +186,7 @@ class TinkerSnapshots:
                     return reply
             if verdict.outcome == "permanent":
                 raise self._failed(f"GET {path}", verdict)
-            if (pause := budget.pause(verdict.retry_after)) is None:
+            if (pause := budget.pause(verdict)) is None:
                 raise self._failed(f"GET {path}", verdict)
             await asyncio.sleep(pause)
 

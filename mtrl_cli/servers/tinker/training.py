@@ -111,7 +111,7 @@ class Training:
                 again = answer.outcome == "transient"
             else:
                 again = self._may_resend(call) and answer.outcome != "permanent"
-            pause = budget.pause(answer.retry_after) if again else None
+            pause = budget.pause(answer) if again else None
             if pause is None:
                 if lost is not None:
                     raise self._unknown(call, lost)
@@ -140,7 +140,12 @@ class Training:
 
     async def _result(self, call: Call[Any], request: str, deadline: float) -> Result:
         ending = await await_promise(
-            self._post, self._transport.judge, request, deadline, self._polled
+            self._post,
+            self._transport.judge,
+            request,
+            deadline,
+            self._polled,
+            self._transport.trouble,
         )
         match ending:
             case Done(result):
@@ -191,7 +196,12 @@ class Training:
     async def recall(self, kind: str, request: str, seconds: float) -> Recalled:
         deadline = time.monotonic() + seconds
         ending = await await_promise(
-            self._post, self._transport.judge, request, deadline, self._polled
+            self._post,
+            self._transport.judge,
+            request,
+            deadline,
+            self._polled,
+            self._transport.trouble,
         )
         match ending:
             case Done():

@@ -160,7 +160,7 @@ class Batcher:
                 await self._carry_out(batch[:middle])
                 await self._carry_out(batch[middle:])
                 return
-            pause = None if answer.outcome == "permanent" else budget.pause(answer.retry_after)
+            pause = None if answer.outcome == "permanent" else budget.pause(answer)
             if pause is None:
                 for turn in batch:
                     turn.settle(answer)

@@ -36,6 +36,7 @@ from mtrl_cli.servers.interface import (
     ModelSpec,
     Recalled,
 )
+from mtrl_cli.servers.strain import Strain
 from mtrl_cli.servers.tinker.codec import MalformedReply, body_of
 from mtrl_cli.servers.transport import Transport
 from mtrl_cli.servers.twinkle import codec
@@ -135,8 +136,8 @@ class TwinkleService:
         return self._session
 
     @property
-    def reissued(self) -> int:
-        return self._transport.reissued
+    def strain(self) -> Strain:
+        return self._transport.strain
 
     @property
     def gone(self) -> str | None:

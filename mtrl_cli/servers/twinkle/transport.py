@@ -132,7 +132,7 @@ class Sender:
                 return answer
             pause = None
             if repeat and answer.outcome == "transient":
-                pause = budget.pause(answer.retry_after)
+                pause = budget.pause(answer)
             if pause is None:
                 raise self._failure(kind, model, answer)
             await asyncio.sleep(pause)
