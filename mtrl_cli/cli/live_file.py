@@ -1,4 +1,4 @@
-"""``live.json``: what the screen of a run shows of the moment, for `mtrl watch`.
+"""``live.json``: what the screen of a run shows of the moment, for `mtrl watch` and `mtrl show`.
 
 Written by the run every second, taken away at its end. It is not part of what a run promises:
 a disk that takes no more of it costs a watcher the moment, and the run nothing.
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.display.snapshot import restore
+from mtrl_cli.display.state import RunState
 from mtrl_cli.runs.files import redacted
 
 NAME = "live.json"
@@ -60,3 +62,14 @@ def read_live(folder: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def restored(state: RunState, folder: Path, now: float) -> bool:
+    """Put the moment that the run in ``folder`` has told into ``state``, whose clock says ``now``;
+    False where there is none."""
+    record = read_live(folder)
+    if record is not None:
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            restore(state, record, now)
+            return True
+    return False

@@ -6,21 +6,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.display.lines import evaluation_name
+from mtrl_cli.cli.live_file import restored
+from mtrl_cli.cli.next_steps import next_steps, settling
+from mtrl_cli.display.lines import doing, evaluation_name
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState
-from mtrl_cli.display.summary import going_on, summary
+from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import clock, harmless, short_age
 from mtrl_cli.display.words import reasons
 from mtrl_cli.display.wrapping import Fact, laid_out
 from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.ledger import LedgerEntry
-from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord, find_run
 from mtrl_cli.training.events import RunFinished
@@ -73,16 +74,22 @@ def _text(shown: Shown, width: int | None) -> Iterator[str]:
     kind = run.state.get("kind", "run")
     yield f"{run.id}  {kind} {run.state.get('experiment', '?')}  {run.status}{_age(run)}"
     if state.finished is not None:
+        state.finished = replace(state.finished, resumable=None)  # `next_steps` tells that
         yield from summary(state, last_seen(run), width=width)
     else:
         yield from laid_out(_so_far(shown), width)
-    yield from laid_out([*_kept(shown), *_next(shown)], width)
+    next_ones = next_steps(run, shown.history, shown.entries)
+    yield from laid_out([*_kept(shown), *next_ones], width)
 
 
 def _so_far(shown: Shown) -> Iterator[Fact]:
     """Of a run that goes on."""
     run, state = shown.run, shown.state
-    yield Fact("steps", f"{state.step} of {state.steps} committed")
+    now = time.time()
+    if restored(state, run.path, now):
+        yield Fact("now", doing(state, now))
+    if state.steps:
+        yield Fact("steps", f"{state.step} of {state.steps} committed")
     if state.rewards:
         yield Fact("reward", f"{state.rewards[-1]:.3f} in the last step")
     for result in state.evaluations:
@@ -111,30 +118,7 @@ def _kept(shown: Shown) -> Iterator[Fact]:
     borrows = Counter(one.state for one in shown.entries if one.entry == "borrow")
     if borrows:
         yield Fact("borrows", reasons(borrows))
-    if run.status == "lost" and "reaped" not in run.state:
-        yield Fact("LOST", "its process is gone; what it held is returned by:")
-        yield Fact("", _command(run, "cancel"), copied=True)
-
-
-def _next(shown: Shown) -> Iterator[Fact]:
-    """What can be done with the run."""
-    run = shown.run
-    if run.status == "running":
-        yield Fact("watch", _command(run, "watch"), copied=True)
-        yield Fact("end it", _command(run, "cancel"), copied=True)
-        return
-    left = resumable(run, shown.history)
-    if left is not None and (shown.state.finished is None or not shown.state.finished.resumable):
-        yield from going_on(left, str(run.path))
-    if run.state.get("kind") == "train" and shown.history.last is not None:
-        yield Fact("publish", _command(run, "publish") + " --name NAME", copied=True)
-    if any((run.path / "trajectories").glob("*.jsonl.gz")):
-        yield Fact("read it", _command(run, "trajectory"), copied=True)
-    yield Fact("check it", _command(run, "verify"), copied=True)
-
-
-def _command(run: RunRecord, name: str) -> str:
-    return f"mtrl {name} {run.id}{runs_dir_option(run.path.parent)}"
+    yield from settling(run)
 
 
 def _age(run: RunRecord) -> str:

@@ -8,13 +8,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from mtrl_cli.cli.live_file import read_live
+from mtrl_cli.cli.live_file import restored
 from mtrl_cli.cli.show import show_run
 from mtrl_cli.cli.signals import INTERRUPTED, give_terminal_back, leave, suspend
 from mtrl_cli.display.keyboard import KEYBOARD
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.presenter import Presenter, presenter
-from mtrl_cli.display.snapshot import restore
 from mtrl_cli.display.state import GroupView
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
@@ -138,11 +137,8 @@ class _Watcher:
         state, now = self._presenter.state, time.monotonic()
         if state.finished is not None:
             return
-        record = read_live(self._run.path)
-        if record is not None:
-            with suppress(LookupError, TypeError, ValueError, AttributeError):
-                restore(state, record, now)
-                return
+        if restored(state, self._run.path, now):
+            return
         state.phase, state.rates.told, state.told_busy = "running", None, None
         state.groups = {
             one.group: state.groups.get(one.group)
