@@ -5,7 +5,6 @@ a key that no YAML file should have is refused wherever it stands. Nothing is re
 the result holds ``${oc.env:…}`` as written, and so no secret that the user kept out of it.
 """
 
-import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from omegaconf.grammar_parser import parse
 
 from mtrl_cli.config import places
+from mtrl_cli.config.anchor import anchor
 from mtrl_cli.config.defaults import (
     PRIMARY,
     missing_file,
@@ -139,8 +139,9 @@ def compose(
     refuse_hydras_own(node, file)
     checked = check_all(rest, dirs)
     container, choices = _compose(node, file, checked, dirs)
-    _anchor(container)
-    composed = _typed(asked, container, Sources(file, dirs, choices, checked))
+    sources = Sources(file, dirs, choices, checked)
+    anchor(container, sources)
+    composed = _typed(asked, container, sources)
     _refuse_without_base(container, file)
     return composed
 
@@ -228,17 +229,6 @@ def _refuse_without_base(container: dict[str, Any], file: Path) -> None:
             at=places.shown(file),
             hint=f"begin it with `defaults: [{places.BASE}, _self_]` for all other values",
         )
-
-
-def _anchor(container: dict[str, Any]) -> None:
-    """Make ``server.store`` absolute: a run that is resumed or cancelled from another folder has
-    its weights where they were saved."""
-    server = container.get("server")
-    if not isinstance(server, dict):
-        return
-    store = server.get("store")
-    if isinstance(store, str) and store and not store.startswith(("~", "$", "?")):
-        server["store"] = os.path.abspath(store)  # noqa: PTH100 - links stay as written
 
 
 def _typed(asked: str, container: dict[str, Any], sources: Sources) -> Composed:

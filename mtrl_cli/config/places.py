@@ -14,6 +14,10 @@ BASE = "config"
 
 DEFAULT_EXPERIMENT = "blackjack"
 
+KEPT = ("~", "$", "?", "/")
+"""What a path in a configuration begins with that is not relative: a home, an interpolation, a
+gap (``???``), the root."""
+
 
 def packaged_conf() -> Path:
     """The files that come with mtrl: inside the installed package, or beside it in a checkout."""
@@ -83,3 +87,10 @@ def shown(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def looked_for(path: str) -> str:
+    """What to add to the message that a ``path`` of a configuration leads nowhere."""
+    if path.startswith(KEPT):
+        return ""
+    return "; a relative path is looked for here, and beside the YAML file that says it"

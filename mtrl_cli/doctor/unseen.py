@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mtrl_cli.chat.errors import ChatConfigError
 from mtrl_cli.chat.tokenizer import tokenizer_file
+from mtrl_cli.config.places import looked_for
 from mtrl_cli.config.schema import EnvKind, Experiment
 
 _FORM = "write module:Class or path.py:Class"
@@ -47,7 +48,7 @@ def entrypoint_problem(key: str, entrypoint: str) -> str | None:
         file: Path | None = Path(module).expanduser().resolve()
         assert file is not None
         if not file.is_file():
-            return f"{where}: there is no file {str(file)!r}"
+            return f"{where}: there is no file {str(file)!r}{looked_for(module)}"
     else:
         missing, file = _located(module)
         if missing is not None:

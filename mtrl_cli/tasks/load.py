@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mtrl_cli.config.places import looked_for
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.ports import Task
 
@@ -104,7 +105,7 @@ def _load_file(name: str, where: str) -> ModuleType:
     """A module of its own per file, whatever the file is called; loaded once a process."""
     path = Path(name).expanduser().resolve()
     if not path.is_file():
-        raise UsageError(f"{where}: there is no file {str(path)!r}")
+        raise UsageError(f"{where}: there is no file {str(path)!r}{looked_for(name)}")
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     module_name = f"mtrl_user_{path.stem}_{digest}"
     if module_name in sys.modules:

@@ -369,3 +369,38 @@ def test_an_interpolation_that_leads_nowhere() -> None:
 
 def test_composing_twice_gives_the_same() -> None:
     assert compose(None, ["seed=3"]).yaml == compose(None, ["seed=3"]).yaml
+
+
+def test_a_relative_path_is_found_here_or_beside_its_file(
+    write: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is saved is absolute: it is the same from any folder."""
+    write("own/mine.py", "")
+    write("own/words.csv", "")
+    write("own/tok/tokenizer.json", "")
+    write(
+        "own/exp.yaml",
+        "defaults: [config, _self_]\n"
+        "task: {entrypoint: mine.py:Task}\n"
+        "env: {entrypoint: ./mine.py:Env, e2b: {files: [words.csv, not.here]}}\n"
+        "server: {tokenizer: tok/tokenizer.json, store: kept}\n",
+    )
+    own = folder / "own"
+    composed = compose("own/exp.yaml")
+    config = composed.config
+    assert config.task.entrypoint == f"{own}/mine.py:Task"
+    assert config.env.entrypoint == f"{own}/mine.py:Env"
+    assert list(config.env.e2b.files) == [f"{own}/words.csv", "not.here"]
+    assert config.server.tokenizer == f"{own}/tok/tokenizer.json"
+    assert config.server.store == f"{folder}/kept"
+    assert composed.origin("task.entrypoint") == "own/exp.yaml:2"
+    write("saved.yaml", composed.yaml)
+    monkeypatch.chdir("/")
+    assert compose(f"{folder}/saved.yaml", ["server.store=/x"]).config.task == config.task
+    monkeypatch.chdir(folder)
+    write("mine.py", "")
+    assert compose("own/exp.yaml").config.task.entrypoint == f"{folder}/mine.py:Task"
+    (folder / "mine.py").unlink()
+    # An override is of the folder where it is typed, and a file that is nowhere stays as it is.
+    typed = compose("own/exp.yaml", ["task.entrypoint=mine.py:T", "env.entrypoint=no.py:E"]).config
+    assert (typed.task.entrypoint, typed.env.entrypoint) == ("mine.py:T", "no.py:E")

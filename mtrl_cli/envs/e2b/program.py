@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mtrl_cli.config.places import looked_for
 from mtrl_cli.errors import UsageError
 
 WORKER = "mtrl_worker.py"
@@ -67,7 +68,7 @@ def _place(named: str, home: Path, what: str) -> tuple[str, Path]:
     if "/" in named or (Path(named).suffix and not _is_module(named)):
         path = Path(named).expanduser().resolve()
         if not path.is_file():
-            raise UsageError(f"{what}: there is no file {str(path)!r}")
+            raise UsageError(f"{what}: there is no file {str(path)!r}{looked_for(named)}")
         below = path.relative_to(home) if path.is_relative_to(home) else Path(path.name)
         return str(PurePosixPath(*below.parts)), path
     source = _source(named)
