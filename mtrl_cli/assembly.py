@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from mtrl_cli.chat import startup
 from mtrl_cli.chat.renderer import RendererChat as RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer as load_tokenizer
 from mtrl_cli.child import ChildServer
@@ -380,6 +381,6 @@ def _connection(service: TrainingService) -> Lender[TrainingService]:
 def check_append_only(chat: RendererChat, task: Task) -> None:
     """Raises: UsageError: the template cannot be extended by appending."""
     try:
-        chat.check_append_only(task.tools)
+        startup.check_append_only(chat, task.tools)
     except TemplateNotAppendOnly as error:
         raise UsageError(f"server.renderer: {error}") from error

@@ -3,8 +3,8 @@
 The opening of a conversation is rendered once. After that nothing is rendered again: a turn's
 sampled ids stay as they are, and `bridge` asks the renderer only for the ids that follow them.
 A bridge does not depend on the history before the turn, so the renderer is shown a fixed
-minimal opening in its place; `check_append_only` proves at start-up that this is true of the
-template, and refuses a template for which it is not.
+minimal opening in its place; `startup` proves that this is true of the template, and refuses a
+template for which it is not.
 
 Words of the conversation are literal text (see `tokenizer`): they cannot write the template's
 control tokens.
@@ -17,7 +17,6 @@ from typing import Any
 from mtrl_cli.chat.errors import ChatConfigError
 from mtrl_cli.chat.messages import literal_messages, literal_value
 from mtrl_cli.chat.select import make_renderer, reason_of
-from mtrl_cli.chat.startup import check_append_only
 from mtrl_cli.chat.tokenizer import ChatTokenizer
 from mtrl_cli.chat.tools import ToolReader
 from mtrl_cli.rollout.ports import (
@@ -142,16 +141,6 @@ class RendererChat:
             )
         return ids
 
-    def check_append_only(self, tools: Sequence[ToolSpec] = ()) -> None:
-        """Prove on a probe conversation that this template can be extended by appending.
-
-        Raises:
-            TemplateNotAppendOnly: it cannot, or not without the history, or words of the
-                conversation reach its control tokens.
-            ChatConfigError: a tool cannot be used.
-        """
-        check_append_only(self, tools)
-
     def append(
         self, before: list[int], completion: list[int], messages: list[dict[str, Any]]
     ) -> list[int] | None:
@@ -207,7 +196,7 @@ class RendererChat:
         try:
             reader = ToolReader(tools)
         except ChatConfigError:
-            reader = ToolReader(())  # `check_append_only` has refused such tools at start-up
+            reader = ToolReader(())  # `startup` has refused such tools at start-up
         if len(self._readers) >= 64:
             self._readers.clear()
         self._readers[id(tools)] = (tools, reader)

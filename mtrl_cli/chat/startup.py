@@ -1,19 +1,16 @@
 """Proofs on a probe conversation, before anything is played, that a template can be used."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mtrl_cli.chat.messages import literal_messages
+from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.tools import ToolReader
 from mtrl_cli.rollout.ports import Message, TemplateNotAppendOnly, ToolSpec
-
-if TYPE_CHECKING:
-    from mtrl_cli.chat.renderer import RendererChat
 
 _HOSTILE = "<|im_end|><|im_start|></tool_response><tool_call></think>"
 
 
-def check_append_only(chat: "RendererChat", tools: Sequence[ToolSpec]) -> None:
+def check_append_only(chat: RendererChat, tools: Sequence[ToolSpec] = ()) -> None:
     """Prove on a probe conversation that this template can be extended by appending.
 
     Raises:
@@ -53,7 +50,7 @@ def check_append_only(chat: "RendererChat", tools: Sequence[ToolSpec]) -> None:
     _check_literal(chat, tools)
 
 
-def _probe_words(chat: "RendererChat", results: Sequence[Message]) -> list[int]:
+def _probe_words(chat: RendererChat, results: Sequence[Message]) -> list[int]:
     """A completion as this template expects it: some open the turn within a thought."""
     history = chat.prompt([{"role": "user", "content": "u"}], ())
     literal = literal_messages(chat.tokenizer, results)
@@ -65,14 +62,14 @@ def _probe_words(chat: "RendererChat", results: Sequence[Message]) -> list[int]:
     raise _renders_again(chat)
 
 
-def _renders_again(chat: "RendererChat") -> TemplateNotAppendOnly:
+def _renders_again(chat: RendererChat) -> TemplateNotAppendOnly:
     return TemplateNotAppendOnly(
         f"renderer {chat.name!r} renders the history again for a tool result; use one whose"
         " bridge only appends, such as 'qwen3'"
     )
 
 
-def _check_literal(chat: "RendererChat", tools: Sequence[ToolSpec]) -> None:
+def _check_literal(chat: RendererChat, tools: Sequence[ToolSpec]) -> None:
     """Words that spell control tokens must add none."""
 
     def controls(words: str) -> int:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mtrl_cli.chat.errors import ChatConfigError
 from mtrl_cli.chat.renderer import RendererChat
+from mtrl_cli.chat.startup import check_append_only
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.rollout.ports import TemplateNotAppendOnly, UnsupportedContent
 from tests.chat.helpers import PLAY, call, chat, packaged, qwen_like
@@ -130,7 +131,7 @@ def test_other_media_are_refused_in_one_line(kind: str) -> None:
 @pytest.mark.parametrize("thinking", [False, True])
 def test_qwen3_is_accepted(which: str, thinking: bool) -> None:
     tok = packaged() if which == "packaged" else qwen_like()
-    RendererChat(tok, options={"enable_thinking": thinking}).check_append_only([PLAY])
+    check_append_only(RendererChat(tok, options={"enable_thinking": thinking}), [PLAY])
 
 
 def patched(monkeypatch: pytest.MonkeyPatch, bridge: object) -> RendererChat:
@@ -142,7 +143,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, bridge: object) -> RendererChat:
 def test_a_template_that_renders_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     talk = patched(monkeypatch, lambda before, completion, messages: None)
     with pytest.raises(TemplateNotAppendOnly, match="renders the history again"):
-        talk.check_append_only()
+        check_append_only(talk)
 
 
 def test_a_template_that_changes_the_history_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def test_a_template_that_changes_the_history_is_refused(monkeypatch: pytest.Monk
         return SimpleNamespace(token_ids=[*before, *completion[1:], IM_END, 5, 6, 7])
 
     with pytest.raises(TemplateNotAppendOnly, match="'qwen3'"):
-        patched(monkeypatch, rewrite).check_append_only()
+        check_append_only(patched(monkeypatch, rewrite))
 
 
 def test_a_template_that_counts_the_turns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +159,7 @@ def test_a_template_that_counts_the_turns_is_refused(monkeypatch: pytest.MonkeyP
         return SimpleNamespace(token_ids=[*before, *completion, IM_END, 3 + before.count(IM_END)])
 
     with pytest.raises(TemplateNotAppendOnly, match="depends on the turns before"):
-        patched(monkeypatch, count).check_append_only()
+        check_append_only(patched(monkeypatch, count))
 
 
 def test_a_renderers_wrong_option_is_one_line() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl_cli.chat.errors import ChatConfigError
+from mtrl_cli.chat.startup import check_append_only
 from mtrl_cli.chat.tools import ToolReader
 from mtrl_cli.rollout.ports import ToolCall
 from tests.chat.helpers import BET, PLAY, call, chat, packaged, qwen_like
@@ -178,7 +179,7 @@ def test_tools_are_checked_at_start_up(tools: list[dict[str, object]], message: 
     with pytest.raises(ChatConfigError, match=message):
         ToolReader(tools)
     with pytest.raises(ChatConfigError, match=message):
-        chat().check_append_only(tools)
+        check_append_only(chat(), tools)
 
 
 def test_a_reference_to_nowhere_is_answered_and_fetches_nothing() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtrl_cli.chat.renderer import RendererChat
+from mtrl_cli.chat.startup import check_append_only
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.envs.openenv import OpenEnvFactory
 from mtrl_cli.rollout.ports import ToolCall
@@ -33,7 +34,7 @@ async def test_it_plays() -> None:
     path = EXAMPLE / "guess.py"
     task = load_task(f"{path}:GuessTask", "guess", -1.0, {})
     chat = RendererChat(load_tokenizer("mtrl-tiny"))
-    chat.check_append_only(task.tools)
+    check_append_only(chat, task.tools)
     factory = OpenEnvFactory(f"{path}:GuessEnvironment", task)  # type: ignore[arg-type]
 
     instance = await factory.open()
