@@ -83,7 +83,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     lay_out(folder)
     for file in [*(folder / "conf").glob("*.yaml"), *(folder / "elsewhere").glob("*.yaml")]:
         made_small(file)
-    made_small(folder / "guess.yaml")
+    for file in (folder / "guess.yaml", folder / "examples/custom_task/fifteen.yaml"):
+        made_small(file)
     environ = environment(
         PATH=f"{programs}:{os.environ['PATH']}",
         MTRL_HOME=str(tmp_path_factory.mktemp("home")),

@@ -23,4 +23,5 @@ def lay_out(folder: Path) -> None:
     elsewhere.mkdir()
     shutil.copy(folder / "conf" / "mine.yaml", elsewhere)
     shutil.copytree(ROOT / "examples", folder / "examples")
-    shutil.copy(ROOT / "examples/custom_task/guess.yaml", folder)
+    for name in ("guess.yaml", "fifteen.yaml"):
+        shutil.copy(ROOT / "examples/custom_task" / name, folder)

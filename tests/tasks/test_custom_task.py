@@ -12,8 +12,11 @@ from mtrl_cli.chat.renderer import RendererChat
 from mtrl_cli.chat.startup import check_append_only
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.envs.openenv import OpenEnvFactory
+from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.ports import ToolCall
 from mtrl_cli.tasks.load import load_task
+
+light_packages("openenv", "openenv.core", "openenv.core.env_server")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/custom_task"
