@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtrl_cli.cli.report import say_where_it_stands
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import UsageError
@@ -32,6 +33,7 @@ def export_run(asked: str, form: str, step: int | None, out: Path | None, runs: 
     name = f"{run.id}{'' if step is None else f'-step-{step}'}"
     path = out or Path(f"{name}.{'tinker.' if form == 'tinker' else ''}{ending}")
     count, notes = export(form, plan, run.path, commits, path)
+    say_where_it_stands(run)
     for note in notes:
         Screen(sys.stderr).line(harmless(f"note: {note}"))
     what = "Datums" if form == "tinker" else "trajectories"
@@ -56,6 +58,7 @@ def send_run(asked: str, address: str, partition: str, step: int | None, runs: P
     groups = (group for commit in commits for group in sample_groups(plan, run.path, commit))
     with connected(address) as queue:
         delivery = send(queue, groups, partition)
+    say_where_it_stands(run)
     for note in delivery.notes:
         Screen(sys.stderr).line(harmless(f"note: {note}"))
     before = f"; {delivery.already} were sent before" if delivery.already else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import UsageError
-from mtrl_cli.runs.registry import find_run
+from mtrl_cli.runs.registry import RunRecord, find_run
 
 
 def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: bool) -> int:
@@ -28,12 +28,21 @@ def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: boo
     path = out or found[0].path / "report.html"
     text = page([read_facts(record) for record in found])
     write_private(path, text)
+    for record in found:
+        say_where_it_stands(record)
     Screen(sys.stdout).line(harmless(str(path)))
     if show:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
     return 0
+
+
+def say_where_it_stands(run: RunRecord) -> None:
+    """Say that what was made of a run that goes on is of the steps that it has committed so far."""
+    if run.status == "running":
+        told = f"note: {run.id} goes on; this is what it has committed so far"
+        Screen(sys.stderr).line(harmless(told))
 
 
 def write_private(path: Path, text: str) -> None:

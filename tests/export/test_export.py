@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from mtrl_cli.cli.app import app
 from mtrl_cli.runs.files import read_records
+from mtrl_cli.runs.processes import process_facts
 from tests.report.folder import RUN, make_run
 
 
@@ -122,3 +124,14 @@ def test_last_is_the_newest_run_that_trains(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["export", "ffff", *where])
     assert told.exit_code == 2
     assert "has no trajectories of a step: what is exported" in told.output
+
+
+def test_what_is_made_of_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path, state={"status": "running", "ended": None, **process_facts(os.getpid())})
+    told = f"note: {RUN} goes on; this is what it has committed so far"
+    for command in (["export", RUN, "--out", str(tmp_path / "o.jsonl")], ["report", RUN]):
+        done = CliRunner().invoke(app, [*command, "--runs-dir", str(tmp_path)])
+        assert (done.exit_code, done.stderr.splitlines()[0]) == (0, told)
+    checked = CliRunner().invoke(app, ["verify", RUN, "--runs-dir", str(tmp_path)]).stdout
+    assert "note: the run goes on: what it writes now was not checked" in checked
+    assert "mtrl cancel" not in checked
