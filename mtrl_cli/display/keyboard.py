@@ -36,28 +36,38 @@ class Keyboard:
         self._before: list[Any] | None = None
         self._promised = False
 
-    def take(self, *, keys: bool = False) -> None:
-        """Turn the echo off; with ``keys`` single keys can be read too. Idempotent, and nothing
-        where there is no terminal or this process is in the background."""
+    def take(self, *, keys: bool = False) -> bool:
+        """Turn the echo off; with ``keys`` single keys can be read too. Nothing where that is done,
+        where there is no terminal, or where this process is in the background.
+
+        Returns:
+            Whether it was done now.
+        """
         if self._before is not None or _CANNOT:
-            return
+            return False
         with contextlib.suppress(*_BROKEN):
             if self._terminal < 0:
                 self._terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
             if not self._in_front():
-                return
+                return False
             if not self._promised:
                 atexit.register(self.give_back)
                 self._promised = True
             off = termios.ECHO | (termios.ICANON if keys else 0)
             settings = termios.tcgetattr(self._terminal)
-            # Noted first: a signal may end the process between the two.
-            self._before = termios.tcgetattr(self._terminal)
+            before = termios.tcgetattr(self._terminal)
             settings[_LOCAL] &= ~off
+            # Noted before, as a signal may end the process in between, and once more after: it may
+            # have suspended it.
+            self._before = before
             termios.tcsetattr(self._terminal, termios.TCSANOW, settings)
+            self._before = before
+            return True
+        return False
 
     def give_back(self) -> None:
-        """Make the keyboard what it was. Idempotent; works from a signal handler or a thread."""
+        """Make the keyboard what it was; what was typed meanwhile is dropped. Idempotent; works
+        from a signal handler or a thread."""
         before = self._before
         if before is None:
             return
@@ -67,6 +77,8 @@ class Keyboard:
                 settings = termios.tcgetattr(self._terminal)
                 settings[_LOCAL] = settings[_LOCAL] & ~modes | before[_LOCAL] & modes
                 termios.tcsetattr(self._terminal, termios.TCSANOW, settings)
+                # Nobody saw it typed: a shell must not execute it.
+                termios.tcflush(self._terminal, termios.TCIFLUSH)
         self._before = None
 
     def pressed(self, seconds: float) -> str:

@@ -113,20 +113,22 @@ def counted(number: int, what: str) -> str:
 
 def alive_line(state: RunState, now: float) -> str:
     """A sign of life when nothing has ended for a while."""
-    return f"alive: {_in_its_phase(state, now)}"
+    waits = f"; {waiting_line(state.waits)}" if state.waits else ""
+    return f"alive: {_in_its_phase(state, now)}{waits}"
 
 
 def doing(state: RunState, now: float) -> str:
     """What a run does at the moment."""
     stopping = "" if state.stopping is None else f"stopping ({harmless(state.stopping.cause)}); "
     evaluates = state.evaluation is not None
-    return stopping + (progress_line(state) if evaluates else _in_its_phase(state, now))
+    waits = f"; {waiting_line(state.waits)}" if state.waits else ""
+    phase = progress_line(state) if evaluates else _in_its_phase(state, now)
+    return f"{stopping}{phase}{waits}"
 
 
 def _in_its_phase(state: RunState, now: float) -> str:
     groups = f", {counted(len(state.groups), 'group')} in flight" if state.groups else ""
-    waits = f"; {waiting_line(state.waits)}" if state.waits else ""
-    return f"{harmless(state.phase)} for {clock(now - state.phase_since)}{groups}{waits}"
+    return f"{harmless(state.phase)} for {clock(now - state.phase_since)}{groups}"
 
 
 def waiting_line(waits: str) -> str:

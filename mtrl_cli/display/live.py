@@ -60,7 +60,7 @@ class LivePresenter:
             width=width,
             height=height,
         )
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live = self._made()
         self._closed = False
 
     def observe(self, event: object) -> None:
@@ -87,8 +87,9 @@ class LivePresenter:
         """Draw. Called a few times a second."""
         if self._closed:
             return
-        if self._keyboard is not None:  # each time: a process may come back to the foreground
-            self._keyboard.take(keys=self.state.plan.watched)
+        # Each time: a process may come back to the foreground.
+        if self._keyboard is not None and self._keyboard.take(keys=self.state.plan.watched):
+            self._begin_afresh()
         if not self._live.is_started:
             self._live.start()
         self._print_above()
@@ -116,6 +117,16 @@ class LivePresenter:
         )
         for line in told:
             self._screen.line(line)
+
+    def _made(self) -> Live:
+        return Live(console=self._console, auto_refresh=False, transient=True)
+
+    def _begin_afresh(self) -> None:
+        """Paint over nothing that stands there: somebody else has had the terminal."""
+        self._console.quiet = True
+        self._live.stop()
+        self._console.quiet = False
+        self._live = self._made()
 
     def _print_above(self) -> None:
         while self._above:

@@ -176,7 +176,7 @@ def _reward(state: RunState, before: Evaluated | None, after: Evaluated | None) 
     if before is not None and after is not None and paired is None:
         gain = f" ({after.mean - before.mean:+z.3f})"
     games = (after or before or state.evaluations[0]).games
-    yield Fact("reward", f"{' → '.join(told)}{gain}, ± standard error, {games:,} games each")
+    yield Fact("reward", f"{' → '.join(told)}{gain} (± standard error, {games:,} games each)")
     if paired is not None:
         yield Fact("paired", _paired(paired))
     yield from _known(state)

@@ -1,10 +1,12 @@
 """What is typed while a screen is repainted is not echoed, and the keyboard is given back under
 every ending but SIGKILL. On a pseudo-terminal, whose settings are asked from outside."""
 
+import fcntl
 import os
 import shlex
 import signal
 import subprocess
+import sys
 import termios
 import threading
 import time
@@ -95,6 +97,8 @@ def test_what_is_typed_leaves_nothing_in_the_scrollback(start: Start) -> None:
     assert terminal.ended() == 143
     assert terminal.echoes
     assert b"xyzzy" not in terminal.text
+    waiting = fcntl.ioctl(terminal.device, termios.FIONREAD, b"\0" * 4)
+    assert int.from_bytes(waiting, sys.byteorder) == 0  # a shell would execute it
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,8 @@ def test_resize_and_suspension_leave_the_terminal_sane(tmux: Tmux) -> None:
     tmux.type("fg", "Enter")
     tmux.until(lambda: not tmux.cursor)
     tmux.until(lambda: not tmux.echoes)
+    time.sleep(1)  # the screen is drawn, below what the shell has shown
+    assert "still-42" in [line.strip() for line in tmux.screen]
     tmux.type("plugh", "Enter", "C-c")
     tmux.until(tmux.shows("STOPPING (Ctrl-C)"))
     time.sleep(0.5)  # two within 0.2 s count as one
