@@ -8,6 +8,7 @@ The folder's layout is described in docs/run-folder.md.
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,17 +68,26 @@ class RunFolder:
         ``config_yaml`` is the composed experiment with its secrets masked; ``redact`` takes
         secrets out of what the run writes later, wherever the configuration copied them.
         ``latest`` False leaves the link where it points.
+
+        Raises:
+            MtrlError: it cannot be written, as on a full disk; nothing of it is left.
         """
         _refuse_obstacle(parent)
         run = new_run_id()
         path = parent / run
-        path.mkdir(parents=True, mode=0o700)
-        write_document(path / "config.yaml", config_yaml)
-        (path / "trajectories").mkdir(mode=0o700)
-        beat(path)
-        folder = cls(path, _first_state(run, experiment, kind), redact)
-        if latest:
-            _point_latest(parent, run)
+        try:
+            path.mkdir(parents=True, mode=0o700)
+            write_document(path / "config.yaml", config_yaml)
+            (path / "trajectories").mkdir(mode=0o700)
+            beat(path)
+            folder = cls(path, _first_state(run, experiment, kind), redact)
+            if latest:
+                _point_latest(parent, run)
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            refused = MtrlError(f"no run can be written in {str(parent)!r}: {error.strerror}")
+            refused.hint = "make room there, or choose another folder: run.dir=FOLDER"
+            raise refused from error
         return folder
 
     @classmethod

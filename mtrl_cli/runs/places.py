@@ -38,7 +38,11 @@ def check_runs_dir(runs: str) -> None:
         if not base.is_dir():
             raise UsageError(f"run.dir: {runs!r} cannot be a folder: {str(base)!r} is a file")
         if not os.access(base, os.W_OK | os.X_OK) or _read_only(base):
-            raise UsageError(f"run.dir: {runs!r} cannot be made: {str(base)!r} is not writable")
+            made = "be used" if base == path else "be made"
+            raise UsageError(
+                f"run.dir: {runs!r} cannot {made}: {str(base)!r} is not writable; choose another"
+                " folder: run.dir=FOLDER"
+            )
     except OSError as error:
         raise UsageError(f"run.dir: {runs!r} cannot be used: {error.strerror}") from error
 

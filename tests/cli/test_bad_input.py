@@ -1,6 +1,7 @@
 """Bad input meets the real commands: one line, the right exit code, nothing left behind."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from tests.cli.processes import mtrl
+from tests.cli.processes import environment, mtrl
 
 PICTURE_TASK = """
 from mtrl_cli.tasks.blackjack.task import Blackjack
@@ -131,7 +132,7 @@ def _line(process: psutil.Process) -> str:
     ("folder", "says"),
     [
         ("taken/runs", "taken' is a file"),
-        ("/proc/runs", "'/proc' is not writable"),
+        ("/proc/runs", "'/proc' is not writable; choose another folder: run.dir=FOLDER"),
         ('"a\\0b"', "cannot be a folder's name"),
     ],
 )
@@ -144,6 +145,24 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, folder: str, says: str, dr
     assert result.returncode == 2
     assert says in told(result)
     assert told(result).startswith("error: run.dir: ")
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    """Stood in for by a limit on the length of files."""
+    asked = shlex.join([sys.executable, "-m", "mtrl_cli", "rollout"])
+    result = subprocess.run(
+        ["sh", "-c", f"ulimit -f 0; exec {asked}"],
+        cwd=tmp_path,
+        env=environment(MTRL_HOME=str(tmp_path / "home")),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert told(result) == "error: no run can be written in 'runs': File too large"
+    assert " hint: make room there, or choose another folder: run.dir=FOLDER" in result.stderr
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_closed_standard_output_is_no_error(tmp_path: Path) -> None:
