@@ -1,6 +1,7 @@
 """One run in the foreground: its event loop, its screen, its signals, its exit code."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
+from mtrl_cli.cli.blocked import LoopWatch
 from mtrl_cli.cli.failures import FAILED, Teller, innermost
 from mtrl_cli.cli.live_file import LiveFile
 from mtrl_cli.cli.signals import INTERRUPTED, Signals
@@ -25,7 +27,7 @@ from mtrl_cli.display.text import harmless
 from mtrl_cli.display.wrapping import laid_out
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.runs.stop import Stage, StopRequest
-from mtrl_cli.training.events import RunFinished
+from mtrl_cli.training.events import Notice, RunFinished
 
 FINISHED, QUARANTINED = 0, 5
 
@@ -112,10 +114,13 @@ class Session:
     async def _watched(self, work: Work) -> RunFinished:
         stop = StopRequest(self._signals.abort)
         with self._signals.handled(stop):
-            screen = asyncio.create_task(self._draw(stop))
+            watch = LoopWatch(self._blocked)
+            watch.start()
+            screen = asyncio.create_task(self._draw(stop, watch))
             try:
                 return await work(observer=self._observe, stop=stop)
             finally:
+                watch.close()
                 screen.cancel()
                 self._live.remove()
                 (ended,) = await asyncio.gather(screen, return_exceptions=True)
@@ -131,10 +136,17 @@ class Session:
         except Exception as error:
             self._broken = self._broken or error
 
-    async def _draw(self, stop: StopRequest) -> None:
+    def _blocked(self, told: str) -> None:
+        """In a thread: the event loop stands still, and nobody else draws."""
+        self._observe(Notice(told))
+        with contextlib.suppress(Exception):  # the loop moves again and draws, too
+            self._presenter.tick()
+
+    async def _draw(self, stop: StopRequest, watch: LoopWatch) -> None:
         """Draw a few times a second, and say at once when a stop goes one stage further."""
         shown = Stage.RUN
         while True:
+            watch.beat()
             if stop.stage > shown:
                 shown = stop.stage
                 since = asyncio.get_running_loop().time()

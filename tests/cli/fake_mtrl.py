@@ -13,6 +13,7 @@ import time
 from types import ModuleType
 from typing import Any
 
+from mtrl_cli.cli import blocked
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.rollout.events import (
     BorrowChanged,
@@ -65,6 +66,10 @@ async def _until_stopped(observer: Any, stop: Any, drains: bool) -> Any:
     return _finished("cancelled", stop.reason)
 
 
+def _holds_up(seconds: float) -> None:
+    time.sleep(seconds)
+
+
 async def _run(experiment: Any, observer: Any, stop: Any) -> Any:
     kind = os.environ["FAKE_RUN"]
     observer(RunStarted(RUN, FOLDER, "blackjack", 2, "local", {"random": -0.39}))
@@ -85,6 +90,11 @@ async def _run(experiment: Any, observer: Any, stop: Any) -> Any:
             await asyncio.sleep(0.3)  # the screen is drawn
             print("READY", file=sys.stderr, flush=True)
             time.sleep(60)  # noqa: ASYNC251 - what a broken environment does to the event loop
+        case "held-up":
+            observer(PhaseStarted("sampling", 0))
+            await asyncio.sleep(0.1)
+            _holds_up(float(os.environ["SECONDS"]))
+            await _steps(observer)
         case "breaks":
             observer(PhaseStarted("sampling", 0))
             await stop.reached(Stage.DRAIN)
@@ -136,6 +146,9 @@ async def play(
         observer(GroupFinished(group, 0.5, "complete"))
     return RunFinished(RUN, FOLDER, "finished", None, 0, 2 * groups, 640, "base", None, None, {})
 
+
+if "PATIENCE" in os.environ:
+    blocked.PATIENCE = float(os.environ["PATIENCE"])
 
 for name, function in (("run", train), ("play", play)):
     module = ModuleType(f"mtrl_cli.training.{name}")
