@@ -34,7 +34,7 @@ def group_line(group: GroupView, now: float) -> str:
     mean = sum(rewards) / len(rewards) if rewards else None
     told = (
         f"group {group.group} {harmless(group.task, 24)} | v{group.policy_step}"
-        f" | {group.done}/{group.size} | reward {reward(mean, 2)} | {group.tokens:,} tokens"
+        f" | {group.done}/{group.size} | reward {reward(mean, 2):>5} | {group.tokens:>6,} tokens"
         f" | {short_age(now - group.started)}"
     )
     if group.retries:

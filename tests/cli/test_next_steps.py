@@ -53,6 +53,14 @@ def commits(number: int) -> Change:
     return change
 
 
+def older(run: Path) -> None:
+    """Written when the share of passed episodes was called otherwise."""
+    told(status="cancelled")(run)
+    metrics = (run / "metrics.jsonl").read_text()
+    assert '"pass_rate"' in metrics
+    (run / "metrics.jsonl").write_text(metrics.replace('"pass_rate"', '"solved"'))
+
+
 def dead(run: Path) -> None:
     """Its process was killed."""
     told(status="running", ended=None, **{**process_facts(os.getpid()), "pid": 2**22 - 1})(run)
@@ -64,6 +72,7 @@ STATES: dict[str, tuple[Change, ...]] = {
     "failed": (told(status="failed", reason="server gone"),),
     "failed at step 0": (told(status="failed", reason="all groups failed"), commits(1)),
     "failed at start-up": (told(status="failed", reason="no server"), commits(0)),
+    "of an older mtrl": (older,),
     "lost": (dead,),
     "lost at step 0": (dead, commits(1)),
     "quarantined": (told(borrows={"held": [], "quarantined": ["sandbox sb-1: kill it"]}),),
