@@ -40,7 +40,7 @@ def show_config(
     if parts and as_yaml:
         raise UsageError(f"--yaml prints a whole experiment: leave out {' '.join(parts)}")
     composed = compose(None, [one for one in overrides if one not in parts], config_dirs)
-    teller.redact = composed.redact
+    teller.concerns(composed)
     screen, found = Screen(sys.stdout), settings(composed)
     if parts:
         found = [one for one in found if _within(one.key, parts)]

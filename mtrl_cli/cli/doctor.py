@@ -49,7 +49,7 @@ def consult(
     except MtrlError as error:
         unusable(report, error)
         return conclude()
-    teller.redact = composed.redact
+    teller.concerns(composed)
     with asyncio.Runner() as runner:
         stopped = _examined(runner, composed, report, trains)
         code = conclude() if stopped is None else stopped

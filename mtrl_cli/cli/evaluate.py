@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def evaluate(asked: Asked, against: str | None, teller: Teller, shown: Shown) -> int:
     """Evaluate the experiment's policy ``against`` another one; the exit code."""
     composed = compose(None, asked.overrides, asked.config_dirs)
-    teller.redact = composed.redact
+    teller.concerns(composed)
     if shown.dry_run:
         return show_plan(asked, composed, shown.as_json, _facts(composed, against))
     session, work = prepared_evaluation(asked, composed, against, teller, shown)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config.compose import Composed, compose
+from mtrl_cli.config.errors import ConfigError, together
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.workload import FROM_THE_START, Begun
 from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless
-from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import check_runs_dir
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class Shown:
 def carry_out(asked: Asked, teller: Teller, shown: Shown) -> int:
     """The exit code of a dry run or of a run."""
     composed = compose(None, asked.overrides, asked.config_dirs)
-    # A configuration may have copied a secret into what an error quotes.
-    teller.redact = composed.redact
+    teller.concerns(composed)
     if shown.dry_run:
         return show_plan(asked, composed, shown.as_json)
     session, work = prepared(asked, composed, teller, shown)
@@ -114,8 +113,13 @@ def show_plan(
     if dry_run.lacking(facts):
         resolve(composed)  # raises what the run would: the variable, and the key that needs it
     if problems := facts["problems"]:
-        raise UsageError("\n".join(problems))
+        raise together([ConfigError(one, at=composed.setter(_key(one))) for one in problems])
     return 0
+
+
+def _key(problem: str) -> str:
+    """The key that a problem begins with."""
+    return problem.partition(" ")[0].rstrip(":")
 
 
 def prepared(

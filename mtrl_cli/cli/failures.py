@@ -4,10 +4,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
-from mtrl_cli.errors import MtrlError
+from mtrl_cli.errors import MtrlError, UsageError
+
+if TYPE_CHECKING:
+    from mtrl_cli.config.compose import Composed
 
 FAILED = MtrlError.exit_code
 
@@ -16,11 +20,18 @@ _LONGEST = 1_000
 
 
 class Teller:
-    """Tells errors on stderr. ``redact`` is set once it is known what is secret."""
+    """Tells errors on stderr. ``redact`` is set once it is known what is secret, ``composed`` once
+    there is an experiment: an error that begins with a key of it says what set the key."""
 
     def __init__(self, *, debug: bool) -> None:
         self._debug = debug
         self.redact: Callable[[str], str] = lambda text: text
+        self.composed: Composed | None = None
+
+    def concerns(self, composed: "Composed") -> None:
+        """From now on errors are about this experiment."""
+        # A configuration may have copied a secret into what an error quotes.
+        self.redact, self.composed = composed.redact, composed
 
     def tell(self, error: BaseException) -> int:
         """Print ``error``; the exit code that it means.
@@ -34,9 +45,17 @@ class Teller:
         if self._debug:
             screen.write(self.redact("".join(traceback.format_exception(error))))
         inner = innermost(error)
-        for line in _lines(inner):
+        for line in _lines(inner, self._set_by(inner)):
             screen.line(harmless(self.redact(line)))
         return inner.exit_code if isinstance(inner, MtrlError) else FAILED
+
+    def _set_by(self, error: BaseException) -> str | None:
+        """What set the key that an error of usage is about, where it does not say so itself."""
+        known = getattr(error, "at", None)
+        if isinstance(known, str) or self.composed is None or not isinstance(error, UsageError):
+            return known
+        first, *more = str(error).splitlines() or [""]
+        return None if more else self.composed.setter(first.split(" ")[0].rstrip(":"))
 
 
 @contextmanager
@@ -58,7 +77,7 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
-def _lines(error: BaseException) -> Iterator[str]:
+def _lines(error: BaseException, at: str | None) -> Iterator[str]:
     if isinstance(error, OSError) and error.filename is not None:
         yield f"error: {error.filename}: {error.strerror}"
         return
@@ -70,6 +89,6 @@ def _lines(error: BaseException) -> Iterator[str]:
     first, *more = str(error).splitlines() or [type(error).__name__]
     yield f"error: {first}"
     yield from (f"       {line}" for line in more)
-    for label in ("at", "hint"):
-        if isinstance(told := getattr(error, label, None), str):
+    for label, told in (("at", at), ("hint", getattr(error, "hint", None))):
+        if isinstance(told, str):
             yield f"{label:>5}: {told}"

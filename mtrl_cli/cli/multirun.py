@@ -74,7 +74,7 @@ def sweep(
     for varied, overrides in combinations(asked.overrides):
         one = replace(asked, overrides=overrides)
         composed = compose(None, overrides, asked.config_dirs)
-        teller.redact = composed.redact
+        teller.concerns(composed)
         experiment = resolve(composed, secrets=False)
         refuse_invalid(experiment, composed, training=asked.trains)
         runs.append((varied, one, composed))
@@ -85,7 +85,7 @@ def sweep(
         for number, (varied, one, composed) in enumerate(runs, 1):
             if signalled:
                 break
-            teller.redact = composed.redact
+            teller.concerns(composed)
             _say(shown, f"run {number}/{len(runs)}: {_named(varied)}")
             result, stopped = _run(varied, one, composed, teller, shown, prepare)
             results.append(result)

@@ -50,7 +50,7 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
     run = refuse_live(find_trained(resume.runs, name).path)
     _refuse_kind(run)
     before, now = _configurations(run, resume.asked)
-    teller.redact = now.redact
+    teller.concerns(now)
     history = whole_history(run)
     stands = beginning(history, at)
     committed = history.last.step if history.last else 0

@@ -121,6 +121,11 @@ class Composed:
         """What set a key: the override, or the file and the line."""
         return self.sources.set_by(key, value_at(self.container, key))
 
+    def setter(self, word: str) -> str | None:
+        """As `origin`; None where ``word`` is no key, or one that nothing sets."""
+        origin = self.sources.origin(word, value_at(self.container, word))
+        return None if word not in schema_keys() or origin.kind == "default" else origin.told
+
 
 def compose(
     conf: str | None,

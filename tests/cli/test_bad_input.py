@@ -106,10 +106,15 @@ def test_an_image_in_a_prompt(tmp_path: Path, command: str) -> None:
 
 
 def test_an_entrypoint_that_is_not_there(tmp_path: Path) -> None:
-    result = mtrl("train", "task.entrypoint=nothing.py:Here", cwd=tmp_path)
+    """Found out when it is loaded; told with the line that names it."""
+    (tmp_path / "x.yaml").write_text(
+        "defaults: [config, _self_]\nname: x\ntask:\n  entrypoint: nothing.py:Here\n"
+    )
+    result = mtrl("train", "conf=./x.yaml", cwd=tmp_path)
     assert result.returncode == 2
-    assert "there is no file" in told(result)
-    assert list(tmp_path.iterdir()) == []
+    assert f"there is no file '{tmp_path}/nothing.py'; a relative path is looked" in told(result)
+    assert "   at: x.yaml:4" in result.stderr.splitlines()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.yaml"]
 
 
 def test_an_unknown_policy(tmp_path: Path) -> None:

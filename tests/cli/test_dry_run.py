@@ -86,11 +86,10 @@ def test_names_that_lead_nowhere_are_all_told_after_the_plan(tmp_path: Path) -> 
     assert "Dry run complete" not in done.stdout
     assert "task        blackjack" in done.stdout
     told = done.stderr.splitlines()
-    assert [line[7:].split(" ")[0].rstrip(":") for line in told] == [
-        "task.entrypoint", "env.entrypoint", "server.tokenizer", "server.renderer"
-    ]  # fmt: skip
-    assert "did you mean 'Blackjack'?" in told[0]
-    assert "did you mean 'qwen3'?" in told[3]
+    assert told[0] == "error: 4 settings are wrong"
+    assert [line[7:].partition(": ")[0] for line in told[1:]] == list(wrong)
+    assert "did you mean 'Blackjack'?" in told[1]
+    assert "did you mean 'qwen3'?" in told[4]
     facts = json.loads(mtrl("train", "--dry-run", "--json", *wrong, cwd=tmp_path).stdout)
     assert len(facts["problems"]) == 4
     assert list(tmp_path.iterdir()) == []
