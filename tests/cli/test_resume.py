@@ -58,10 +58,30 @@ def test_a_finished_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
     folder = dead_run(tmp_path / "runs", config=BLACKJACK)
     amend(folder, status="finished")
     committed(folder, 150, state=150)
-    ended = mtrl("train", "--resume", "last", cwd=tmp_path)
     more = f"mtrl train --resume {folder.name} train.steps=300 --force"
     told = f"{folder.name} is finished, 150 steps; for more steps: {more}\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, told, "")
+    for option in ((), ("--dry-run",)):
+        ended = mtrl("train", "--resume", "last", *option, cwd=tmp_path)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, told, "")
+
+
+def test_a_task_beside_its_yaml_file_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "task.py").write_text("class Mine: ...\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [config, _self_]\nname: mine\ntask: {entrypoint: task.py:Mine}\n")
+    monkeypatch.chdir("/")
+    committed(dead_run(tmp_path / "runs", config=compose(str(file)).yaml), 3, state=2)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    asked = ("--resume", "last", "--runs-dir", "../runs", "--dry-run")
+    ended = mtrl("train", *asked, cwd=elsewhere)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    (tmp_path / "task.py").unlink()
+    ended = mtrl("train", *asked, cwd=elsewhere)
+    assert ended.returncode == 2
+    assert f"there is no file '{tmp_path}/task.py'" in ended.stderr
 
 
 def test_every_key_that_differs_is_named(tmp_path: Path) -> None:
