@@ -10,6 +10,7 @@ from mtrl_cli.report import words
 from mtrl_cli.report.episodes import Sample, chosen_episodes
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import bars, section, table, text
+from mtrl_cli.report.played import trains
 from mtrl_cli.report.svg import number
 from mtrl_cli.report.times import episode_shares, wall_shares
 from mtrl_cli.report.units import duration
@@ -31,8 +32,9 @@ def first(run: RunFacts, share: float = 1.0) -> str:
     trajectories may fill."""
     sample, note = chosen_episodes(run, share)
     told = f'<p class="soft">{text(note)}</p>' if note else ""
-    return section("Time", "", _times(run)) + section(
-        "Trajectories", words.TRAJECTORIES, _browser(sample), told
+    shown = "" if sample is None else words.TRAJECTORIES if trains(run) else words.EPISODES
+    return section("Time", "", _times(run) if run.steps else "") + section(
+        "Trajectories", shown, _browser(sample), told
     )
 
 

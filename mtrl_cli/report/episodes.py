@@ -1,8 +1,9 @@
 """The trajectories that a report shows: a sample of a run's, token by token.
 
 A few steps are chosen, evenly from the first to the last; of each the groups with the best, the
-worst and the most spread rewards; of each of these the best and the worst members. Advantages are
-not recorded: they are computed again from the rewards, by the run's own form (see
+worst and the most spread rewards; of each of these the best and the worst members. A rollout counts
+as one step. Of games that are played once each (an evaluation) some are chosen from worst to best.
+Advantages are not recorded: they are computed again from the rewards, by the run's own form (see
 `training.recorded`), and are those before token weights and without a KL term.
 
 The sample has a size that does not grow with the run: what is longer than its share keeps its
@@ -21,11 +22,14 @@ from mtrl_cli.display.text import harmless
 from mtrl_cli.display.words import outcome
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.report.facts import RunFacts
+from mtrl_cli.report.played import played_records, trains
 from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.recorded import recorded_advantages, recorded_batch
 
 STEPS, MEMBERS = 6, 8
+GAMES = 24
+"""Games of an evaluation, each a group of one."""
 TOKENS, LONGEST = 200_000, 4000
 """Tokens of all trajectories on a page, and of one of them."""
 CHARACTERS, LONGEST_TEXT = 600_000, 4000
@@ -59,16 +63,15 @@ def chosen_episodes(run: RunFacts, share: float = 1.0) -> tuple[Sample | None, s
         run: whose.
         share: which part of a page they may fill, in (0, 1].
     """
-    folder = run.record.path
-    known = [commit.step for commit in run.history.commits if commit.trajectories is not None]
-    steps = [step for step in known if trajectory_file(folder, step).is_file()]
-    if not steps:
-        return (
-            None,
-            "The run wrote no trajectories (run.trajectories), or none of its steps stands.",
-        )
-    plan, read, note = _plan_and_reader(folder)
-    chosen = [one for step in _spread(steps, STEPS) for one in _of_step(run, step, plan)]
+    plan, read, note = _plan_and_reader(run.record.path)
+    if trains(run):
+        known = [commit.step for commit in run.history.commits if commit.trajectories is not None]
+        steps = [step for step in known if trajectory_file(run.record.path, step).is_file()]
+        chosen = [one for step in _spread(steps, STEPS) for one in _of_step(run, step, plan)]
+    else:
+        chosen = [_Chosen(0, record, "", None) for record in _chosen(played_records(run))]
+    if not chosen:
+        return None, "There are none: they were switched off (run.trajectories), or no step stands."
     tokens = min(LONGEST, int(TOKENS * share) // len(chosen))
     said = sum(1 + len(turn["calls"]) for one in chosen for turn in one.record["turns"])
     text = max(min(LONGEST_TEXT, int(CHARACTERS * share) // max(said, 1)), LEAST_TEXT)
@@ -124,7 +127,7 @@ def _token_reader(name: str) -> Reader:
 
 
 def _spread(steps: Sequence[int], count: int) -> list[int]:
-    """At most ``count`` of the steps, evenly, the first and the last among them."""
+    """At most ``count`` of the steps (or groups), evenly, the first and the last among them."""
     if len(steps) <= count:
         return list(steps)
     places = [round(i * (len(steps) - 1) / (count - 1)) for i in range(count)]
@@ -141,6 +144,8 @@ def _chosen(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     else:
         means = {group: sum(r) / len(r) for group, r in scored.items()}
         by_mean = sorted(scored, key=lambda group: (means[group], group))
+        if all(len(rows) == 1 for rows in groups.values()):
+            return [groups[group][0] for group in sorted(_spread(by_mean, GAMES))]
         widest = max(scored, key=lambda group: (max(scored[group]) - min(scored[group]), -group))
         wanted = sorted({by_mean[0], by_mean[-1], widest})
     return [record for group in wanted for record in _members(groups[group])]

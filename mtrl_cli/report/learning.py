@@ -149,6 +149,20 @@ def _marks(setting: Setting, colour: int) -> Iterator[Mark]:
 def _sentences(settings: Sequence[Setting], chart: Chart, smooth: bool) -> Iterator[str]:
     averaged = any(len(setting.runs) > 1 for setting in settings)
     alone = any(len(setting.runs) == 1 for setting in settings)
+    if any(line.points for line in chart.series):
+        yield from _of_lines(averaged, alone, smooth)
+    if chart.marks:
+        of_runs = "the mean of the runs' evaluations, ± one standard error over the runs"
+        of_games = "evaluations, ± one standard error over the games"
+        told = [of_runs] * averaged + [of_games] * alone
+        yield f"Circles: {'; of a single run '.join(told)}."
+        if any(one.label for one in placed(chart.marks, 0.0)):
+            yield "Equal ones are drawn once."
+    if chart.references:
+        yield "Dashed: policies that are known for the task."
+
+
+def _of_lines(averaged: bool, alone: bool, smooth: bool) -> Iterator[str]:
     window = f"averaged over the last {WINDOW} steps (over fewer before step {WINDOW})"
     if averaged:
         yield "Thin: each run's mean reward of a step's episodes" + (f", {window}." * smooth or ".")
@@ -162,12 +176,3 @@ def _sentences(settings: Sequence[Setting], chart: Chart, smooth: bool) -> Itera
         yield f"Pale: the mean reward of each step's episodes. Line: the same {window}."
     else:
         yield "Line: the mean reward of each step's episodes; band: ± one standard error."
-    if chart.marks:
-        of_runs = "the mean of the runs' evaluations, ± one standard error over the runs"
-        of_games = "evaluations, ± one standard error over the games"
-        told = [of_runs] * averaged + [of_games] * alone
-        yield f"Circles: {'; of a single run '.join(told)}."
-        if any(one.label for one in placed(chart.marks, 0.0)):
-            yield "Equal ones are drawn once."
-    if chart.references:
-        yield "Dashed: policies that are known for the task."

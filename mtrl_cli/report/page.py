@@ -16,6 +16,7 @@ from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import folded, legend, section, text
 from mtrl_cli.report.learning import learning_curve
 from mtrl_cli.report.naming import Setting, settings
+from mtrl_cli.report.played import played, trains
 from mtrl_cli.report.svg import draw
 from mtrl_cli.report.units import duration, share, with_error
 
@@ -48,7 +49,8 @@ def _one(run: RunFacts) -> Iterator[str]:
     told = f"{run.id} · {run.record.status} · {begun}"
     if state.get("reason"):
         told += f" · {state['reason']}"
-    yield _head(str(state.get("experiment", "?")), told, _keys(run))
+    keys = _keys(run) if trains(run) else _keys_of_played(run)
+    yield _head(str(state.get("experiment", "?")), told, keys)
     alone = settings([run])
     yield _learning(alone)
     yield section("Evaluations", "", results.evaluations([run]))
@@ -115,13 +117,29 @@ def _keys(run: RunFacts) -> Iterator[tuple[str, str]]:
         yield "wall time of the steps", duration(seconds)
 
 
+def _keys_of_played(run: RunFacts) -> Iterator[tuple[str, str]]:
+    """Those of a run that trains nothing."""
+    found, evaluated = played(run), run.evaluation("eval")
+    if evaluated is not None:
+        name = f"mean reward, {evaluated['games']:,} games"
+        yield name, with_error(evaluated["mean"], evaluated.get("se"))
+        yield "passed", share(results.passed(evaluated))
+    elif found.reward is not None:
+        yield "mean reward", with_error(found.reward.value, found.reward.se)
+    yield "episodes", f"{found.reward.count if found.reward else 0:,}"
+    if found.failed:
+        yield "failed attempts", f"{found.failed:,}"
+    yield "tokens sampled", f"{found.tokens:,}"
+
+
 def _learning(settings: Sequence[Setting]) -> str:
     figure = learning_curve(settings)
     keys = [
         f"{setting.name} ({setting.count})" if len(setting.runs) > 1 else setting.name
         for setting in settings
     ]
-    return section("Learning", figure.note, legend(keys), draw(figure.chart))
+    drawn = draw(figure.chart)
+    return section("Learning", figure.note, legend(keys), drawn) if drawn else ""
 
 
 def _over_the_steps(settings: Sequence[Setting]) -> str:

@@ -86,9 +86,10 @@ for (const browser of document.querySelectorAll(".browser")) {
       other.tabIndex = other === button ? 0 : -1;
     }
     const length = episode.ids.length + episode.gap[1] - episode.gap[0];
-    const head = make("h3", `Step ${episode.step}, group ${episode.group}, member ${episode.member}` +
+    const head = make("h3", (episode.step ? `Step ${episode.step}, group ` : "Group ") + `${episode.group}, member ${episode.member}` +
       (episode.refill ? `, refill ${episode.refill}` : ""));
-    const facts = make("p", `${episode.task} · policy of step ${episode.policy} · group: ${episode.outcome} · ended by ${episode.stop}` +
+    const facts = make("p", `${episode.task} · policy of step ${episode.policy} · ` +
+      (episode.outcome ? `group: ${episode.outcome} · ` : "") + `ended by ${episode.stop}` +
       ` · reward ${told(episode.reward)} · advantage ${signed(episode.advantage)}` +
       ` · ${count(episode.sampled)} of ${count(length)} tokens sampled`, "soft");
     place.replaceChildren(head, facts);
@@ -120,6 +121,7 @@ for (const browser of document.querySelectorAll(".browser")) {
     buttons[to].focus();
     buttons[to].click();
   });
+  steps.parentNode.hidden = episodes.every(episode => !episode.step);
   for (const step of new Set(episodes.map(episode => episode.step)))
     steps.append(make("option", step));
   steps.selectedIndex = steps.options.length - 1;

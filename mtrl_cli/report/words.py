@@ -13,3 +13,8 @@ TRAJECTORIES = (
     " Underlined tokens were sampled (mask 1); the darker, the less likely. Advantages are computed"
     " again from the recorded rewards, before token weights and without a KL term."
 )
+EPISODES = (
+    "A sample: the groups with the best, the worst and the most spread rewards; of games that are"
+    " played once each, some from worst to best. Underlined tokens were sampled (mask 1); the"
+    " darker, the less likely."
+)

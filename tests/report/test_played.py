@@ -1,0 +1,49 @@
+"""The report of a run that trains nothing: a rollout, and an evaluation of its own."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from mtrl_cli.runs.trajectories import read_trajectories, sealed
+from tests.report.folder import RUN, make_run
+from tests.report.test_report import report
+
+
+def make_played(runs: Path, kind: str, file: str, **state: Any) -> Path:
+    """A run whose only trajectories are in one file, in groups as `make_run` has them."""
+    told = {"kind": kind, "evaluation": {}, "resumed": [], "step": 0, "steps": None, **state}
+    path = make_run(runs, state=told)
+    for name in ("metrics.jsonl", "commits.jsonl", "ledger.jsonl"):
+        (path / name).write_text("")
+    (path / "trajectories/step-000001.jsonl.gz").rename(path / "trajectories" / file)
+    return path
+
+
+def test_a_rollout_is_told_by_what_was_played(tmp_path: Path) -> None:
+    make_played(tmp_path, "rollout", "rollout.jsonl.gz")
+    page = report(tmp_path, RUN)
+    # Their mean is 0, so that the sum of squares is that of the deviations; n − 1 = 7, n = 8.
+    rewards = [1.0, -1.0, -1.0, -1.0, 0.5, 0.5, 0.5, 0.5]
+    se = (sum(r * r for r in rewards) / 7 / 8) ** 0.5
+    assert f"0.000 ± {se:.3f}mean reward8episodes16tokens sampled" in page.text
+    assert len(page.episodes) == 8
+    assert {one["step"] for one in page.episodes} == {0}
+    for word in ("0steps", "Learning", "Time", "no step stands", "Advantages are"):
+        assert word not in page.text
+
+
+def test_of_an_evaluation_some_games_are_shown_from_worst_to_best(tmp_path: Path) -> None:
+    found = {"mean": -0.5, "se": 0.0625, "games": 100, "passed": 25, "policy": "base://mtrl-tiny"}
+    path = make_played(tmp_path, "eval", "eval-0001.jsonl.gz", evaluation={"eval": found})
+    file = path / "trajectories/eval-0001.jsonl.gz"
+    one, *_ = read_trajectories(file)
+    with gzip.open(file, "wb") as out:
+        for game in range(100):
+            record = {**one, "group": game, "member": 0, "reward": game / 100}
+            out.write(sealed(json.dumps(record, separators=(",", ":"))))
+    page = report(tmp_path, RUN)
+    assert "−0.500 ± 0.062mean reward, 100 games25.0%passed100episodes" in page.text
+    shown = [episode["group"] for episode in page.episodes]
+    assert len(shown) == 24
+    assert (shown[0], shown[-1]) == (0, 99)
