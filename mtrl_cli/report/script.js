@@ -90,7 +90,7 @@ for (const browser of document.querySelectorAll(".browser")) {
       (episode.refill ? `, refill ${episode.refill}` : ""));
     const facts = make("p", `${episode.task} · policy of step ${episode.policy} · ` +
       (episode.outcome ? `group: ${episode.outcome} · ` : "") + `ended by ${episode.stop}` +
-      ` · reward ${told(episode.reward)} · advantage ${signed(episode.advantage)}` +
+      ` · reward ${told(episode.reward)}` + (episode.advantage === null ? "" : ` · advantage ${signed(episode.advantage)}`) +
       ` · ${count(episode.sampled)} of ${count(length)} tokens sampled`, "soft");
     place.replaceChildren(head, facts);
     if (episode.failure) place.append(make("p", episode.failure, "warn"));
@@ -103,9 +103,10 @@ for (const browser of document.querySelectorAll(".browser")) {
     if (order.value === "best") chosen.sort((a, b) => worth(b) - worth(a));
     if (order.value === "worst") chosen.sort((a, b) => worth(a) - worth(b));
     list.replaceChildren();
+    const rows = order.value === "group" && chosen.some(episode => episode.member > 0);
     let row, group;
     for (const episode of chosen) {
-      if (!row || (order.value === "group" && episode.group !== group)) list.append(row = make("div"));
+      if (!row || (rows && episode.group !== group)) list.append(row = make("div"));
       group = episode.group;
       const button = make("button", `${episode.group}/${episode.member} · ${signed(episode.reward)}`);
       button.addEventListener("click", () => show(episode, button));
