@@ -1,15 +1,14 @@
 """What can be done with a run: commands, and only those that would not be refused.
 
 Each one is asked for by what its command itself asks: a resume by the commits that stand and by
-what its server leaves in the next model, a publication by whether the server keeps snapshots.
+what its server leaves in the next model, a publication by whether the server keeps snapshots. What
+the server does is what the run has recorded of it, since composing a configuration takes longer
+than all the rest.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from mtrl_cli.config.assumed import Assumed, assumed
-from mtrl_cli.config.schema import Snapshots
 from mtrl_cli.display.summary import going_on
 from mtrl_cli.display.wrapping import Fact
 from mtrl_cli.errors import MtrlError
@@ -18,7 +17,6 @@ from mtrl_cli.runs.ledger import LedgerEntry, unstepped
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.registry import RunRecord
 from mtrl_cli.runs.takeover import whole_history
-from mtrl_cli.training.policies import run_server
 from mtrl_cli.training.reading import resumable, trajectory_files
 
 
@@ -28,10 +26,11 @@ def next_steps(run: RunRecord, history: History, entries: Sequence[LedgerEntry])
         yield _command(run, "watch", "watch")
         yield _command(run, "end it", "cancel")
         return
-    server = _server(run)
-    yield from _resume(run, history, entries, server)
+    server = run.state.get("server") or {}
+    if (run.path / "config.yaml").is_file():
+        yield from _resume(run, history, entries, leaks=bool(server.get("leaks_gradients")))
     trained = run.state.get("kind") == "train" and history.last is not None and history.last.step
-    if trained and server is not None and server.snapshots is Snapshots.immutable:
+    if trained and server.get("snapshots") == "immutable":
         yield _command(run, "publish", "publish", " --name NAME")
     if trajectory_files(run.path):
         yield _command(run, "read it", "trajectory")
@@ -46,10 +45,10 @@ def settling(run: RunRecord) -> Iterator[Fact]:
 
 
 def _resume(
-    run: RunRecord, history: History, entries: Sequence[LedgerEntry], server: Assumed | None
+    run: RunRecord, history: History, entries: Sequence[LedgerEntry], *, leaks: bool
 ) -> Iterator[Fact]:
     left = resumable(run, history)
-    if left is None or server is None:
+    if left is None:
         return
     try:
         whole_history(run)
@@ -58,18 +57,11 @@ def _resume(
         return
     kept, resume = going_on(left, str(run.path))
     yield kept
-    if server.leaks_gradients and (models := unstepped(entries)):
+    if leaks and (models := unstepped(entries)):
         told = f"gradients of {', '.join(models)} were not stepped: start the server again, then:"
         yield Fact("first", told)
         resume = replace(resume, text=f"{resume.text} --force")
     yield resume
-
-
-def _server(run: RunRecord) -> Assumed | None:
-    """What is known of the run's server; None where its configuration cannot be read."""
-    with suppress(MtrlError):
-        return assumed(run_server(run.path))
-    return None
 
 
 def _command(run: RunRecord, label: str, name: str, more: str = "") -> Fact:

@@ -17,12 +17,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtrl_cli.rollout.admission import thawed
-from mtrl_cli.rollout.group import Group
-from mtrl_cli.rollout.trajectory import CallRecord, Trajectory, Turn
 from mtrl_cli.runs.files import DamagedFile, record_of, sync_folder
+
+if TYPE_CHECKING:  # who only reads does not need the core
+    from mtrl_cli.rollout.group import Group
+    from mtrl_cli.rollout.trajectory import CallRecord, Trajectory, Turn
 
 _COMPRESSION = 1
 """Most of the gain at a fraction of the time: the files are small."""
@@ -48,7 +50,9 @@ References = Mapping[tuple[int, int], Sequence[float]]
 """(group, member) → the initial policy's logprobs of the sampled tokens, float32 [sampled]."""
 
 
-def write_trajectories(path: Path, groups: Iterable[Group], references: References = _NONE) -> str:
+def write_trajectories(
+    path: Path, groups: "Iterable[Group]", references: References = _NONE
+) -> str:
     """Write every trajectory of ``groups``, failed attempts included; all or nothing.
 
     ``references`` are the logprobs of the KL penalty, of the members that it was asked for.
@@ -106,7 +110,7 @@ def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:
         raise DamagedFile(path, str(error)) from error
 
 
-def to_record(trajectory: Trajectory) -> dict[str, Any]:
+def to_record(trajectory: "Trajectory") -> dict[str, Any]:
     admission, tokens = trajectory.admission, trajectory.tokens
     group = admission.group
     return {
@@ -131,11 +135,11 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn(turn: "Turn") -> dict[str, Any]:
     return {"text": turn.text, "tokens": turn.tokens, "calls": [_call(c) for c in turn.calls]}
 
 
-def _call(call: CallRecord) -> dict[str, Any]:
+def _call(call: "CallRecord") -> dict[str, Any]:
     return {
         "name": call.name,
         "arguments": _text(call.arguments),

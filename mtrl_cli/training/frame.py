@@ -243,6 +243,9 @@ class Frame:
             self.notice(text)
         async with self._parts() as parts:
             self._begun = True
+            can = parts.service.capabilities
+            known = {"snapshots": can.snapshots, "leaks_gradients": can.leaks_gradients}
+            self.folder.update(server=known)
             if parts.listing is not None:
                 self.folder.update(tools=dict(parts.listing))
             try:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mtrl_cli.rollout.group import Group
 from mtrl_cli.runs.commits import History
+
+if TYPE_CHECKING:
+    from mtrl_cli.rollout.group import Group
 
 TRAINED = "trained"
 
@@ -34,7 +36,7 @@ class Totals:
             totals._skip(how for how in commit.groups.values() if how != TRAINED)
         return totals
 
-    def consume(self, groups: Sequence[Group], skipped: Mapping[str, int]) -> None:
+    def consume(self, groups: "Sequence[Group]", skipped: Mapping[str, int]) -> None:
         """Count the episodes of ``groups``."""
         members = [member for group in groups for member in group.members]
         self.episodes += len(members)
