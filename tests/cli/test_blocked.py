@@ -8,10 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.cli.fake_mtrl import __file__ as fake
-from tests.cli.processes import command, environment, mtrl, on_terminal
+from tests.cli.processes import FAKE, command, environment, mtrl, on_terminal
 
-HELD = re.compile(rf"nothing has moved for \d+ s: {re.escape(fake)}:\d+ in _holds_up holds up")
+HELD = re.compile(rf"nothing has moved for \d+ s: {re.escape(str(FAKE))}:\d+ in _holds_up holds up")
 
 
 def test_it_is_told_once_and_before_it_ends(tmp_path: Path) -> None:
