@@ -10,24 +10,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from mtrl_cli.cli.comparison import Result, compare, compare_as_event
 from mtrl_cli.cli.experiment import Asked, Shown, planned, prepared
 from mtrl_cli.cli.failures import FAILED, Teller
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.sweep import combinations
 from mtrl_cli.display.terminal import Screen
-from mtrl_cli.display.text import clock, harmless, reward, table
-from mtrl_cli.runs.places import runs_dir_option
+from mtrl_cli.display.text import harmless
 
 if TYPE_CHECKING:
     from mtrl_cli.cli.session import Session, Work
     from mtrl_cli.display.state import RunState
-    from mtrl_cli.training.events import RunFinished
 
 LAST_STEPS = 10
 """Steps whose mean reward stands in the comparison."""
@@ -39,23 +37,6 @@ Prepare = Callable[..., "tuple[Session, Work]"]
 
 Plan = Callable[[Asked, Composed], dict[str, Any]]
 """As `planned`."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One run of a sweep."""
-
-    varied: Mapping[str, str]
-    code: int
-    seconds: float
-    reward: float | None
-    """Mean reward of the last steps, or of all that was played."""
-    finished: "RunFinished | None"
-    """None where the run broke off with an error."""
-
-    @property
-    def status(self) -> str:
-        return self.finished.status if self.finished else "failed"
 
 
 def sweep(
@@ -91,7 +72,11 @@ def sweep(
             results.append(result)
             if stopped:
                 signalled.append(result.code - 128)
-    _compare(results, len(runs), teller, shown)
+    left = len(runs) - len(results)
+    if shown.events is None:
+        compare(results, left, teller.redact)
+    else:
+        compare_as_event(results, left, teller.redact, shown.events)
     return _code(results, signalled)
 
 
@@ -167,74 +152,6 @@ def _show_plans(
     screen.line()
     screen.line("Dry run complete. To start them, remove --dry-run from your command.")
     return 0
-
-
-def _compare(results: Sequence[Result], runs: int, teller: Teller, shown: Shown) -> None:
-    left = runs - len(results)
-    if shown.events is not None:
-        from mtrl_cli.display.events import event_line
-
-        facts = {"runs": [_object(result) for result in results], "not_begun": left}
-        line = event_line("multirun_finished", facts, time.time(), teller.redact)
-        Screen(shown.events).line(line)
-        return
-    screen = Screen(sys.stdout)
-    screen.line()
-    for line in table(list(_rows(results))):
-        screen.line(harmless(teller.redact(line)))
-    if told := _report(results):
-        screen.line(harmless(teller.redact(told)))
-    if left:
-        screen.line(f"{left} not begun")
-
-
-def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
-    """The comparison: what was varied, then the figures; columns without any are left out."""
-    keys = list(dict.fromkeys(key for result in results for key in result.varied))
-    figures = [_figures(result) for result in results]
-    shown = [name for name in _HEADS if any(row[name] != "-" for row in figures)]
-    yield [*keys, *shown]
-    for result, row in zip(results, figures, strict=True):
-        yield [*(result.varied.get(key, "-") for key in keys), *(row[name] for name in shown)]
-
-
-def _report(results: Sequence[Result]) -> str:
-    """The command that draws the trained runs over each other; nothing where there are not two."""
-    trained = [one.finished for one in results if one.finished and one.finished.steps]
-    if len(trained) < 2:
-        return ""
-    names = " ".join(finished.run for finished in trained)
-    return f"compare    mtrl report {names}{runs_dir_option(Path(trained[0].folder).parent)}"
-
-
-_HEADS = ("status", "steps", "reward", "before", "after", "time", "run")
-
-
-def _figures(result: Result) -> dict[str, str]:
-    finished = result.finished
-    after = finished and (finished.after or finished.evaluated)
-    before = finished and finished.before
-    return {
-        "status": result.status if result.code in (0, 130) else f"{result.status} ({result.code})",
-        "steps": str(finished.steps) if finished and finished.steps else "-",
-        "reward": reward(result.reward),
-        "before": reward(before.mean if before else None),
-        "after": reward(after.mean if after else None),
-        "time": clock(result.seconds),
-        "run": finished.run if finished and finished.run else "-",
-    }
-
-
-def _object(result: Result) -> dict[str, Any]:
-    finished = result.finished
-    return {
-        "varied": dict(result.varied),
-        "exit_code": result.code,
-        "status": result.status,
-        "seconds": round(result.seconds, 3),
-        "reward": result.reward,
-        "finished": None if finished is None else asdict(finished),
-    }
 
 
 def _say(shown: Shown, text: str) -> None:

@@ -3,7 +3,12 @@
 import json
 import signal
 from pathlib import Path
+from statistics import stdev
 
+import pytest
+
+from mtrl_cli.cli.comparison import Result, compare
+from mtrl_cli.training.events import Evaluated, RunFinished
 from tests.cli.processes import Running, mtrl
 
 
@@ -29,11 +34,15 @@ def test_one_run_each_and_a_table(tmp_path: Path) -> None:
         "run 2/3: seed=2",
         "run 3/3: seed=3",
     ]
-    head, *rows, compare = done.stdout.splitlines()[-5:]
+    head, *rows, over, compare = done.stdout.splitlines()[-6:]
     assert head.split() == ["seed", "status", "steps", "reward", "before", "after", "time", "run"]
     assert [row.split()[:6] for row in rows] == [
         [seed, "finished", "2", "0.500", "-0.412", "-0.060"] for seed in "123"
     ]
+    assert over == (
+        "3 runs: before -0.412 ± 0.000 → after -0.060 ± 0.000, +0.352 ± 0.000,"
+        " ± standard error over the runs"
+    )
     names = [row.split()[-1] for row in rows]
     assert compare.split() == ["compare", "mtrl", "report", *names]
 
@@ -81,3 +90,24 @@ def test_with_resume_it_makes_no_sense(tmp_path: Path) -> None:
     done = mtrl("train", "-m", "--resume", "last", cwd=tmp_path)
     assert done.returncode == 2
     assert "--multirun starts several" in done.stderr
+
+
+def test_seeds_of_a_setting_have_a_mean_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    after = {("8", "1"): -0.10, ("8", "2"): -0.20, ("8", "3"): -0.06, ("16", "1"): 0.1}
+    results = [
+        Result({"seed": seed, "group.size": size}, 0, 1.0, None, ended(mean))
+        for (size, seed), mean in after.items()
+    ]
+    results.append(Result({"seed": "4", "group.size": "8"}, 1, 1.0, None, None))
+    compare(results, 0, str)
+    told = [line for line in capsys.readouterr().out.splitlines() if "runs:" in line]
+    error = stdev([-0.10, -0.20, -0.06]) / 3**0.5
+    assert told == [
+        f"group.size=8, 3 runs: before -0.400 ± 0.000 → after -0.120 ± {error:.3f},"
+        f" +0.280 ± {error:.3f}, ± standard error over the runs"
+    ]
+
+
+def ended(after: float) -> RunFinished:
+    before, last = (Evaluated("x", "p", mean, 0.01, 100, 0.0) for mean in (-0.4, after))
+    return RunFinished("r", "runs/r", "finished", None, 2, 8, 80, "p", before, last, {})

@@ -1,0 +1,120 @@
+"""What a sweep says at its end: its runs side by side, and the means over their seeds."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mtrl_cli.display.lines import Redact, with_error
+from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.text import clock, harmless, reward, table
+from mtrl_cli.runs.places import runs_dir_option
+from mtrl_cli.training.statistics import mean_of
+
+if TYPE_CHECKING:
+    from mtrl_cli.training.events import RunFinished
+
+_HEADS = ("status", "steps", "reward", "before", "after", "time", "run")
+_SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run of a sweep."""
+
+    varied: Mapping[str, str]
+    code: int
+    seconds: float
+    reward: float | None
+    """Mean reward of the last steps, or of all that was played."""
+    finished: "RunFinished | None"
+    """None where the run broke off with an error."""
+
+    @property
+    def status(self) -> str:
+        return self.finished.status if self.finished else "failed"
+
+
+def compare(results: Sequence[Result], left: int, redact: Redact) -> None:
+    """Show the comparison; ``left`` runs were not begun."""
+    screen = Screen(sys.stdout)
+    screen.line()
+    for line in (*table(list(_rows(results))), *_over_seeds(results), *_report(results)):
+        screen.line(harmless(redact(line)))
+    if left:
+        screen.line(f"{left} not begun")
+
+
+def compare_as_event(results: Sequence[Result], left: int, redact: Redact, to: TextIO) -> None:
+    """The same for a script."""
+    from mtrl_cli.display.events import event_line
+
+    facts = {"runs": [_object(result) for result in results], "not_begun": left}
+    Screen(to).line(event_line("multirun_finished", facts, time.time(), redact))
+
+
+def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
+    """The comparison: what was varied, then the figures; columns without any are left out."""
+    keys = list(dict.fromkeys(key for result in results for key in result.varied))
+    figures = [_figures(result) for result in results]
+    shown = [name for name in _HEADS if any(row[name] != "-" for row in figures)]
+    yield [*keys, *shown]
+    for result, row in zip(results, figures, strict=True):
+        yield [*(result.varied.get(key, "-") for key in keys), *(row[name] for name in shown)]
+
+
+def _over_seeds(results: Sequence[Result]) -> Iterator[str]:
+    """Of settings that were run more than once: the means over the runs, each ± its standard error
+    over them. Runs that broke off, or were not evaluated, are in none."""
+    settings: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        run = result.finished
+        if run is not None and run.status == "finished" and run.before and run.after:
+            told = (f"{key}={value}, " for key, value in result.varied.items() if key != _SEED)
+            settings.setdefault("".join(told), []).append((run.before.mean, run.after.mean))
+    for setting, pairs in settings.items():
+        if len(pairs) > 1:
+            before, after = (mean_of(values) for values in zip(*pairs, strict=True))
+            gain = mean_of([after - before for before, after in pairs])
+            yield (
+                f"{setting}{len(pairs)} runs: before {with_error(before.value, before.se)}"
+                f" → after {with_error(after.value, after.se)},"
+                f" {with_error(gain.value, gain.se, '+')}, ± standard error over the runs"
+            )
+
+
+def _report(results: Sequence[Result]) -> Iterator[str]:
+    """The command that draws the trained runs over each other; nothing where there are not two."""
+    trained = [one.finished for one in results if one.finished and one.finished.steps]
+    if len(trained) > 1:
+        names = " ".join(finished.run for finished in trained)
+        yield f"compare    mtrl report {names}{runs_dir_option(Path(trained[0].folder).parent)}"
+
+
+def _figures(result: Result) -> dict[str, str]:
+    finished = result.finished
+    after = finished and (finished.after or finished.evaluated)
+    before = finished and finished.before
+    return {
+        "status": result.status if result.code in (0, 130) else f"{result.status} ({result.code})",
+        "steps": str(finished.steps) if finished and finished.steps else "-",
+        "reward": reward(result.reward),
+        "before": reward(before.mean if before else None),
+        "after": reward(after.mean if after else None),
+        "time": clock(result.seconds),
+        "run": finished.run if finished and finished.run else "-",
+    }
+
+
+def _object(result: Result) -> dict[str, Any]:
+    finished = result.finished
+    return {
+        "varied": dict(result.varied),
+        "exit_code": result.code,
+        "status": result.status,
+        "seconds": round(result.seconds, 3),
+        "reward": result.reward,
+        "finished": None if finished is None else asdict(finished),
+    }
