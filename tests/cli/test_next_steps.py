@@ -127,12 +127,9 @@ def test_a_server_that_keeps_no_snapshots_and_leaks_gradients(
 ) -> None:
     """SkyRL's tx is one. Nothing can be named there, and only ``--force`` goes on."""
     run = shutil.copytree(trained.run(trained.first), tmp_path / "runs" / trained.first)
-    told(status="failed")(run)
-    config = (run / "config.yaml").read_text()
-    for key, value in (("snapshots", "live"), ("leaks_gradients", "true")):
-        assert f"  {key}: null\n" in config
-        config = config.replace(f"  {key}: null\n", f"  {key}: {value}\n")
-    (run / "config.yaml").write_text(config)
+    recorded = json.loads((run / "run.json").read_text())["server"]
+    assert recorded == {"snapshots": "immutable", "leaks_gradients": False}
+    told(status="failed", server={"snapshots": "live", "leaks_gradients": True})(run)
     lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
     last = max(n for n, line in enumerate(lines) if json.loads(line).get("kind") == "optim_step")
     step = json.loads(lines[last])["key"]
