@@ -17,12 +17,12 @@ from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.driver import StreamingDriver
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.script import Run, open_run, run
-from mtrl_cli.training.audit import Audit
-from mtrl_cli.training.batch import KlPenalty, build_batch
 from mtrl_cli.training.commit import commit
-from mtrl_cli.training.groups import GroupRules, training_groups
 from mtrl_cli.training.operations import Operations
-from mtrl_cli.training.reference import reference_logprobs
+from mtrl_cli.training.step.audit import Audit
+from mtrl_cli.training.step.batch import KlPenalty, build_batch
+from mtrl_cli.training.step.groups import GroupRules, training_groups
+from mtrl_cli.training.step.reference import reference_logprobs
 
 
 def admit(opened: Run, group: int, policy: PolicySnapshot) -> GroupAdmission:

@@ -90,7 +90,7 @@ def test_the_reader_of_imports_sees_them() -> None:
     text = (
         "import mtrl_cli.errors\n"
         "from mtrl_cli.rollout import ports\n"
-        "from . import groups\n"
+        "from . import totals\n"
         "from ..errors import MtrlError\n"
         "def lazy():\n"
         "    from mtrl_cli.servers.launch import default_store\n"
@@ -99,7 +99,7 @@ def test_the_reader_of_imports_sees_them() -> None:
     assert set(imported("mtrl_cli.training.loop", ast.parse(text))) == {
         "mtrl_cli.errors",
         "mtrl_cli.rollout.ports",
-        "mtrl_cli.training.groups",
+        "mtrl_cli.training.totals",
         "mtrl_cli.servers.launch",
         "mtrl_cli.chat.renderer",
     }

@@ -51,7 +51,7 @@ def cancel_run(
 
 
 def _settle(run: Path) -> "Reaped":
-    from mtrl_cli.training.reaping import settle
+    from mtrl_cli.training.settling.reaping import settle
 
     return settle(run, lambda text: Screen(sys.stderr).line(harmless(text)))
 

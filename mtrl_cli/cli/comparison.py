@@ -11,7 +11,7 @@ from mtrl_cli.display.lines import Redact, with_error
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import clock, harmless, reward, table
 from mtrl_cli.runs.places import runs_dir_option
-from mtrl_cli.training.statistics import mean_of
+from mtrl_cli.training.evaluation.statistics import mean_of
 
 if TYPE_CHECKING:
     from mtrl_cli.training.events import RunFinished

@@ -9,7 +9,7 @@ from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.workload import of_games
 from mtrl_cli.runs.places import check_runs_dir
-from mtrl_cli.training.contest import choose_contest
+from mtrl_cli.training.evaluation.contest import choose_contest
 
 if TYPE_CHECKING:
     from mtrl_cli.cli.session import Session, Work

@@ -86,7 +86,7 @@ def planned(
     check_runs_dir(experiment.run.dir)
     facts = dry_run.plan(asked.command, composed, experiment, asked.groups, begun)
     if asked.command == "rollout" and experiment.policy is not None:
-        from mtrl_cli.training.policies import choose_policy
+        from mtrl_cli.training.policies.choose import choose_policy
 
         chosen = choose_policy(experiment, experiment.policy)
         facts["policy"] = chosen.uri if chosen is not None else None

@@ -17,7 +17,7 @@ from mtrl_cli.runs.ledger import LedgerEntry, unstepped
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.registry import RunRecord
 from mtrl_cli.runs.takeover import whole_history
-from mtrl_cli.training.reading import resumable, trajectory_files
+from mtrl_cli.training.telling.reading import resumable, trajectory_files
 
 
 def next_steps(run: RunRecord, history: History, entries: Sequence[LedgerEntry]) -> Iterator[Fact]:

@@ -29,7 +29,7 @@ def publish_run(
     as_json: bool,
 ) -> int:
     """Publish, or export what is published; the exit code."""
-    from mtrl_cli.training.publishing import export_named, is_named, publish
+    from mtrl_cli.training.policies.publishing import export_named, is_named, publish
 
     if asked is None:
         raise UsageError("which run? write mtrl publish RUN (or last); mtrl publish --list lists")

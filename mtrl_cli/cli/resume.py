@@ -117,7 +117,7 @@ def _begun(run: RunRecord, stands: History, experiment: Experiment, *, anew: boo
     if not due or not experiment.eval.games or (gone and due < step):
         return Begun(step, kept or gone)
 
-    from mtrl_cli.training.games import Evaluations, step_label
+    from mtrl_cli.training.evaluation.games import Evaluations, step_label
 
     return Begun(step, kept or gone, Evaluations(run.path).read(step_label(due)) is None)
 

@@ -25,7 +25,7 @@ from mtrl_cli.runs.ledger import LedgerEntry
 from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord, find_run
 from mtrl_cli.training.events import RunFinished
-from mtrl_cli.training.reading import last_seen, resumable, story
+from mtrl_cli.training.telling.reading import last_seen, resumable, story
 
 UNKNOWN_SHOWN = 20
 

@@ -19,7 +19,7 @@ from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.trajectory import FAILED
 from mtrl_cli.runs.registry import RunRecord, find_run
 from mtrl_cli.runs.trajectories import read_trajectories, step_of
-from mtrl_cli.training.reading import trajectory_files
+from mtrl_cli.training.telling.reading import trajectory_files
 
 Record = dict[str, Any]
 Paint = Callable[[str, str], str]
@@ -218,7 +218,7 @@ def _tokens(record: Record, paint: Paint, decode: Decode | None) -> Iterator[str
 def _decoder(run: RunRecord) -> Decode | None:
     """The text of a token, where the run's tokenizer is to be had."""
     from mtrl_cli.errors import MtrlError
-    from mtrl_cli.training.retelling import decoder_of
+    from mtrl_cli.training.telling.retelling import decoder_of
 
     try:
         return decoder_of(run.path)

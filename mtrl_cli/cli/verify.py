@@ -11,7 +11,7 @@ from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run
 from mtrl_cli.runs.verify.check import verify
 from mtrl_cli.runs.verify.report import Report
-from mtrl_cli.training.retelling import RunRetelling, retelling_of
+from mtrl_cli.training.telling.retelling import RunRetelling, retelling_of
 
 CLEAN, FOUND, NO_SUCH_RUN = 0, 1, 3
 

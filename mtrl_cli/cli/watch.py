@@ -19,7 +19,7 @@ from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.runs.registry import RunRecord, find_run, read_run
 from mtrl_cli.training.events import RunFinished
-from mtrl_cli.training.reading import Told, in_flight, story
+from mtrl_cli.training.telling.reading import Told, in_flight, story
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at the files."""

@@ -16,7 +16,7 @@ from mtrl_cli.config.validate import validate
 from mtrl_cli.doctor import machine
 from mtrl_cli.doctor.report import Found, Report, Speaker
 from mtrl_cli.rollout.ports import Task
-from mtrl_cli.training.policies import ChosenPolicy, choose_policy
+from mtrl_cli.training.policies.choose import ChosenPolicy, choose_policy
 
 _ABSENT = "unset"
 """Stands for a secret that is not set, which nothing that needs it is given."""

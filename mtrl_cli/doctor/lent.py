@@ -26,7 +26,7 @@ from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.policies import held_policy
+from mtrl_cli.training.policies.choose import held_policy
 
 _START = 40.0
 """Seconds for a server of ours to start."""

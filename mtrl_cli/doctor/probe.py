@@ -26,10 +26,10 @@ from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.runs.ledger import Ledger
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import Capabilities, TrainingService
-from mtrl_cli.training.batch import datum, sampled_positions
 from mtrl_cli.training.operations import Operations
-from mtrl_cli.training.parity import Pair, likely_cause, parity_figures
 from mtrl_cli.training.plan import TrainingPlan
+from mtrl_cli.training.step.batch import datum, sampled_positions
+from mtrl_cli.training.step.parity import Pair, likely_cause, parity_figures
 
 _MOST_TOKENS = 32
 """Of the sampled turn: enough to compare, cheap anywhere."""

@@ -3,7 +3,7 @@
 The arrays of a row have one length, that of its tokens: ``mask`` is 1 where a token was sampled,
 ``logprobs`` and ``advantages`` are 0 where it is 0. ``advantage`` is the member's; on each of its
 sampled tokens it stands less the KL penalty of that token, before the token weights of
-``train.weighting``; see `training.recorded`. It is null for a trajectory that was not trained.
+``train.weighting``; see `training.step.recorded`. It is null for a trajectory that was not trained.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,10 @@ from typing import Any
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import Commit, History
 from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
-from mtrl_cli.training.batch import KlPenalty
-from mtrl_cli.training.groups import TrainingBatch
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.recorded import recorded_advantages, recorded_batch, recorded_penalty
+from mtrl_cli.training.step.batch import KlPenalty
+from mtrl_cli.training.step.groups import TrainingBatch
+from mtrl_cli.training.step.recorded import recorded_advantages, recorded_batch, recorded_penalty
 
 Row = dict[str, Any]
 

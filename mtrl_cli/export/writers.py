@@ -15,8 +15,8 @@ from mtrl_cli.errors import UsageError
 from mtrl_cli.export.rows import Row, lacks_reference, rows, step_batch
 from mtrl_cli.runs.commits import Commit
 from mtrl_cli.servers.tinker.codec import datum_json
-from mtrl_cli.training.batch import build_batch
 from mtrl_cli.training.plan import TrainingPlan
+from mtrl_cli.training.step.batch import build_batch
 
 _WITHOUT_KL = (
     "the advantages of some steps lack the KL term of train.kl: an earlier version of mtrl did not"

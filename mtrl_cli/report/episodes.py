@@ -4,7 +4,7 @@ A few steps are chosen, evenly from the first to the last; of each the groups wi
 worst and the most spread rewards; of each of these the best and the worst members. A rollout counts
 as one step. Of games that are played once each (an evaluation) some are chosen from worst to best.
 Advantages are not recorded: they are computed again from the rewards, by the run's own form (see
-`training.recorded`), and are those before token weights and without a KL term.
+`training.step.recorded`), and are those before token weights and without a KL term.
 
 The sample has a size that does not grow with the run: what is longer than its share keeps its
 beginning and its end, and says how much is left out.
@@ -25,7 +25,7 @@ from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.played import played_records, trains
 from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.recorded import recorded_advantages, recorded_batch
+from mtrl_cli.training.step.recorded import recorded_advantages, recorded_batch
 
 STEPS, MEMBERS = 6, 8
 GAMES = 24

@@ -13,7 +13,7 @@ from mtrl_cli.report.facts import Line, RunFacts
 from mtrl_cli.report.marks import Mark, placed
 from mtrl_cli.report.naming import Setting
 from mtrl_cli.report.svg import Chart, Point, Series
-from mtrl_cli.training.statistics import mean_of
+from mtrl_cli.training.evaluation.statistics import mean_of
 
 SMOOTHED_FROM = 20
 """Steps of the longest run from which on a running mean is drawn."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.runs.trajectories import read_trajectories
-from mtrl_cli.training.reading import trajectory_files
-from mtrl_cli.training.statistics import Mean, mean_of
+from mtrl_cli.training.evaluation.statistics import Mean, mean_of
+from mtrl_cli.training.telling.reading import trajectory_files
 
 
 @dataclass(frozen=True, slots=True)

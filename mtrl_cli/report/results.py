@@ -9,7 +9,7 @@ from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import table
 from mtrl_cli.report.naming import Setting, differing, names
 from mtrl_cli.report.units import duration, interval, share, with_error
-from mtrl_cli.training.statistics import mean_of
+from mtrl_cli.training.evaluation.statistics import mean_of
 
 _HEADS = ("reward before", "reward after", "gain", "passed before", "passed after")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.runs.registry import RunRecord
-from mtrl_cli.training.reading import last_seen
+from mtrl_cli.training.telling.reading import last_seen
 
 LEAST = 0.05
 """Seconds from which on a part is told."""

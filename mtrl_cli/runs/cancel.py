@@ -50,7 +50,8 @@ class Cancelled:
 def cancel(run: RunRecord, ask: Ask, wait: float, settle: "Callable[[Path], Reaped]") -> Cancelled:
     """Bring ``run`` to its end, within ``wait`` seconds if it lives.
 
-    ``settle`` returns what a run without a process has left; see `mtrl_cli.training.reaping`.
+    ``settle`` returns what a run without a process has left; see
+    `mtrl_cli.training.settling.reaping`.
 
     Raises:
         MtrlError: the run's files cannot be read or written.

@@ -138,7 +138,8 @@ def take_over(
     """Take the run in ``path`` over. Blocks: for the lock, and while its last attempt is settled.
 
     Args:
-        settle: returns what a run without a process has left; see `mtrl_cli.training.reaping`.
+        settle: returns what a run without a process has left; see
+            `mtrl_cli.training.settling.reaping`.
         at: the step to begin at; see `beginning`.
 
     Raises:

@@ -19,13 +19,13 @@ from mtrl_cli.rollout.settle import finish
 from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
-from mtrl_cli.training.contest import Contest
 from mtrl_cli.training.draining import until_drain
-from mtrl_cli.training.evaluation import game_admissions
+from mtrl_cli.training.evaluation.contest import Contest
+from mtrl_cli.training.evaluation.evaluate import game_admissions
+from mtrl_cli.training.evaluation.games import Evaluations, Game, game_of, pass_rule, unplayable
 from mtrl_cli.training.events import Notice, PhaseStarted, RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
-from mtrl_cli.training.games import Evaluations, Game, game_of, pass_rule, unplayable
-from mtrl_cli.training.policies import held_policy
+from mtrl_cli.training.policies.choose import held_policy
 
 LABEL, RIVAL = "eval", "rival"
 

@@ -30,9 +30,9 @@ from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.takeover import ANEW, beginning
-from mtrl_cli.training.calling import Calling
 from mtrl_cli.training.draining import until_drain
-from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
+from mtrl_cli.training.evaluation.evaluate import EvaluationPlan, evaluate
+from mtrl_cli.training.evaluation.games import Evaluations
 from mtrl_cli.training.events import (
     Evaluated,
     FolderMade,
@@ -43,11 +43,11 @@ from mtrl_cli.training.events import (
     RunFinished,
     RunStarted,
 )
-from mtrl_cli.training.failing import Failing
-from mtrl_cli.training.games import Evaluations
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.relaying import Relaying
-from mtrl_cli.training.straining import strain_told
+from mtrl_cli.training.telling.calling import Calling
+from mtrl_cli.training.telling.failing import Failing
+from mtrl_cli.training.telling.relaying import Relaying
+from mtrl_cli.training.telling.straining import strain_told
 from mtrl_cli.training.totals import Totals
 
 Work = Callable[[Parts], Coroutine[Any, Any, None]]

@@ -34,27 +34,27 @@ from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import References, trajectory_file, write_trajectories
 from mtrl_cli.servers.interface import TrainingService
-from mtrl_cli.training.accumulation import Accumulated, accumulate
-from mtrl_cli.training.audit import Audit, Committed, Replay
-from mtrl_cli.training.batch import Batch, KlPenalty, build_batch
-from mtrl_cli.training.calling import Calling
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.draining import until_drain
-from mtrl_cli.training.evaluation import EvaluationPlan, evaluate
-from mtrl_cli.training.events import Notice, PhaseStarted, StepFinished
-from mtrl_cli.training.games import (
+from mtrl_cli.training.evaluation.evaluate import EvaluationPlan, evaluate
+from mtrl_cli.training.evaluation.games import (
     Evaluations,
     evaluation_metrics,
     pass_rule,
     step_label,
     unplayable,
 )
-from mtrl_cli.training.groups import GroupRules, TrainingBatch, training_groups
-from mtrl_cli.training.metrics import outcome_metrics, rollout_metrics, training_metrics
+from mtrl_cli.training.events import Notice, PhaseStarted, StepFinished
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.reference import recorded_of, reference_logprobs
 from mtrl_cli.training.start import Start
+from mtrl_cli.training.step.accumulation import Accumulated, accumulate
+from mtrl_cli.training.step.audit import Audit, Committed, Replay
+from mtrl_cli.training.step.batch import Batch, KlPenalty, build_batch
+from mtrl_cli.training.step.groups import GroupRules, TrainingBatch, training_groups
+from mtrl_cli.training.step.metrics import outcome_metrics, rollout_metrics, training_metrics
+from mtrl_cli.training.step.reference import recorded_of, reference_logprobs
+from mtrl_cli.training.telling.calling import Calling
 from mtrl_cli.training.totals import Totals
 
 

@@ -13,12 +13,12 @@ from mtrl_cli.rollout.group import FailureRule
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import SamplingParams, TaskSample
 from mtrl_cli.servers.interface import AdamSpec, LossSpec, ModelSpec
-from mtrl_cli.training.advantages import AdvantageForm
-from mtrl_cli.training.audit import BFLOAT16, FLOAT32, AuditRules, Limits
-from mtrl_cli.training.evaluation import EvaluationPlan
-from mtrl_cli.training.groups import OnTruncated, SkipRule
-from mtrl_cli.training.schedule import kl_coefficient, learning_rate
-from mtrl_cli.training.weighting import Weighting
+from mtrl_cli.training.evaluation.evaluate import EvaluationPlan
+from mtrl_cli.training.step.advantages import AdvantageForm
+from mtrl_cli.training.step.audit import BFLOAT16, FLOAT32, AuditRules, Limits
+from mtrl_cli.training.step.groups import OnTruncated, SkipRule
+from mtrl_cli.training.step.schedule import kl_coefficient, learning_rate
+from mtrl_cli.training.step.weighting import Weighting
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.trajectories import write_trajectories
 from mtrl_cli.training.draining import until_drain
+from mtrl_cli.training.evaluation.games import unplayable
 from mtrl_cli.training.events import PhaseStarted, RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
-from mtrl_cli.training.games import unplayable
-from mtrl_cli.training.policies import choose_policy, held_policy
+from mtrl_cli.training.policies.choose import choose_policy, held_policy
 
 
 async def play(

@@ -15,12 +15,12 @@ from mtrl_cli.runs.reap import Reaped
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.takeover import NewConfig, take_over
 from mtrl_cli.training.draining import until_drain
+from mtrl_cli.training.evaluation.games import Evaluations
 from mtrl_cli.training.events import Notice, RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
-from mtrl_cli.training.games import Evaluations
 from mtrl_cli.training.loop import TrainingLoop
 from mtrl_cli.training.operations import Operations
-from mtrl_cli.training.reaping import settle
+from mtrl_cli.training.settling.reaping import settle
 from mtrl_cli.training.start import Start, begin
 from mtrl_cli.training.totals import Totals
 

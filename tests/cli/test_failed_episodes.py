@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from mtrl_cli.rollout.events import MemberFinished
-from mtrl_cli.training.failing import KINDS, Failing
+from mtrl_cli.training.telling.failing import KINDS, Failing
 from tests.cli.processes import mtrl
 
 ENVIRONMENT = """

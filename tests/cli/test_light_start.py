@@ -34,10 +34,10 @@ finally:
     [
         ("--help", HELP, 14),
         ("--version", HELP, 14),
-        ("runs", PARAMETERS, 25),
-        ("cancel RUN", PARAMETERS, 28),
-        ("show RUN", PARAMETERS, 58),
-        ("trajectory RUN", PARAMETERS, 58),
+        ("runs", PARAMETERS, 22),
+        ("cancel RUN", PARAMETERS, 25),
+        ("show RUN", PARAMETERS, 53),
+        ("trajectory RUN", PARAMETERS, 46),
         ("rollout --dry-run", COMPOSITION, 50),
     ],
 )

@@ -14,7 +14,7 @@ from mtrl_cli.runs.commits import read_history
 from mtrl_cli.runs.ledger import LedgerEntry, read_ledger
 from mtrl_cli.runs.verify.check import verify
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.retelling import RunRetelling, retelling_of
+from mtrl_cli.training.telling.retelling import RunRetelling, retelling_of
 from tests.exactly_once.play import STEPS, folder_in
 
 KINDS = {

@@ -20,11 +20,11 @@ from mtrl_cli.servers.interface import Datum, ForwardBackwardResult, LossReducti
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.accumulation import accumulate, calls_of
-from mtrl_cli.training.batch import Batch, build_batch
-from mtrl_cli.training.groups import GroupRules, training_groups
 from mtrl_cli.training.operations import TrainingError
 from mtrl_cli.training.run import train
+from mtrl_cli.training.step.accumulation import accumulate, calls_of
+from mtrl_cli.training.step.batch import Batch, build_batch
+from mtrl_cli.training.step.groups import GroupRules, training_groups
 from tests.rollout.helpers import admission
 from tests.training.helpers import group, member
 from tests.training.runs import lines, train_on

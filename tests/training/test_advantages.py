@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mtrl_cli.training.advantages import AdvantageForm, group_advantages
+from mtrl_cli.training.step.advantages import AdvantageForm, group_advantages
 
 FORMS: tuple[AdvantageForm, ...] = ("mean", "mean_std", "leave_one_out")
 

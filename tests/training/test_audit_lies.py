@@ -18,9 +18,9 @@ from mtrl_cli.config.resolve import resolve
 from mtrl_cli.rollout.events import Observer, ignore
 from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.servers.launch import EmbeddedServer
-from mtrl_cli.training.audit import BFLOAT16, AuditError
 from mtrl_cli.training.events import Notice
 from mtrl_cli.training.run import train
+from mtrl_cli.training.step.audit import BFLOAT16, AuditError
 from tests.training.rewriting_proxy import Rewrite, RewritingProxy, unchanged
 
 STEPS = 3

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl_cli.rollout.group import Group
-from mtrl_cli.training.batch import KlPenalty, build_batch
-from mtrl_cli.training.groups import GroupRules, training_groups
+from mtrl_cli.training.step.batch import KlPenalty, build_batch
+from mtrl_cli.training.step.groups import GroupRules, training_groups
 from tests.rollout.helpers import admission
 from tests.training.helpers import Turn, group_of, member
 

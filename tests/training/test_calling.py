@@ -9,8 +9,8 @@ import pytest
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.rollout.trajectory import CallRecord, Stop, Trajectory, Turn
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.calling import Turns, advice, judged
 from mtrl_cli.training.events import Notice
+from mtrl_cli.training.telling.calling import Turns, advice, judged
 from tests.rollout.helpers import admission
 from tests.training.helpers import tokens_of
 from tests.training.runs import train_on

@@ -166,7 +166,7 @@ async def test_an_empty_batch_sends_nothing_and_the_cursor_advances(tmp_path: Pa
 async def test_what_calls_wait_for_and_how_many_were_made_again_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtrl_cli.training.straining._EVERY", 0.02)
+    monkeypatch.setattr("mtrl_cli.training.telling.straining._EVERY", 0.02)
     told: list[ServiceStrained] = []
 
     def observe(event: object) -> None:

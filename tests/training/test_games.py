@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.trajectory import Stop
 from mtrl_cli.testing.world import World
-from mtrl_cli.training.games import Evaluations, Game, Played, compare, game_of, pass_rule
+from mtrl_cli.training.evaluation.games import (
+    Evaluations,
+    Game,
+    Played,
+    compare,
+    game_of,
+    pass_rule,
+)
 from tests.training.helpers import group_of
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import Stop
-from mtrl_cli.training.groups import GroupRules, OnTruncated, training_groups
+from mtrl_cli.training.step.groups import GroupRules, OnTruncated, training_groups
 from tests.rollout.helpers import admission
 from tests.training.helpers import group_of, member
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from mtrl_cli.rollout.group import Group
-from mtrl_cli.training.metrics import outcome_metrics
+from mtrl_cli.training.step.metrics import outcome_metrics
 
 
 def group(*rewards: float | None) -> Group:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mtrl_cli.servers.interface import LossSpec
-from mtrl_cli.training.parity import Pair, likely_cause, parity_figures, ratio_figures
+from mtrl_cli.training.step.parity import Pair, likely_cause, parity_figures, ratio_figures
 
 PLAIN = LossSpec("importance_sampling", {})
 CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}

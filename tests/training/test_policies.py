@@ -12,8 +12,8 @@ from mtrl_cli.config.schema import Experiment
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.commits import Commit, rollback
 from mtrl_cli.runs.policies import write_policy
-from mtrl_cli.training.contest import choose_contest
-from mtrl_cli.training.policies import ChosenPolicy, choose_policy, server_facts
+from mtrl_cli.training.evaluation.contest import choose_contest
+from mtrl_cli.training.policies.choose import ChosenPolicy, choose_policy, server_facts
 
 TINY = ("server.tokenizer=mtrl-tiny", "server.base_model=mtrl-tiny")
 RUN = "20261129-122135-a7aa"

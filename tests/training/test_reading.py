@@ -8,7 +8,7 @@ from mtrl_cli.rollout.events import GroupStarted
 from mtrl_cli.runs.commits import rollback
 from mtrl_cli.runs.registry import read_run
 from mtrl_cli.training.events import Evaluated, FolderMade, RunFinished, RunStarted, StepFinished
-from mtrl_cli.training.reading import in_flight, story
+from mtrl_cli.training.telling.reading import in_flight, story
 
 
 def commit(step: int, attempt: int, state: str | None = None, **groups: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.training.operations import TrainingError
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.reference import reference_logprobs
+from mtrl_cli.training.step.reference import reference_logprobs
 from tests.rollout.helpers import admission
 from tests.training.helpers import member
 from tests.training.runs import experiment

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrl_cli.training.schedule import kl_coefficient, learning_rate
+from mtrl_cli.training.step.schedule import kl_coefficient, learning_rate
 
 
 def test_warm_up_then_constant() -> None:

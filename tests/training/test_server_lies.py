@@ -15,10 +15,10 @@ from mtrl_cli.config.resolve import resolve
 from mtrl_cli.rollout.events import Observer, ignore
 from mtrl_cli.runs.commits import read_history
 from mtrl_cli.runs.stop import StopRequest
-from mtrl_cli.training.audit import AuditError
 from mtrl_cli.training.events import Notice
 from mtrl_cli.training.operations import TrainingError
 from mtrl_cli.training.run import resume
+from mtrl_cli.training.step.audit import AuditError
 from tests.training.test_audit_lies import folder, lines, lying, run
 
 

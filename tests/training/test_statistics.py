@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl_cli.training.statistics import mean_of, share_interval, t_quantile
+from mtrl_cli.training.evaluation.statistics import mean_of, share_interval, t_quantile
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=200)
 

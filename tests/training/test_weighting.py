@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mtrl_cli.training.batch import build_batch
-from mtrl_cli.training.groups import GroupRules, training_groups
-from mtrl_cli.training.weighting import Weighting, WeightingForm, token_weights
+from mtrl_cli.training.step.batch import build_batch
+from mtrl_cli.training.step.groups import GroupRules, training_groups
+from mtrl_cli.training.step.weighting import Weighting, WeightingForm, token_weights
 from tests.rollout.helpers import admission
 from tests.training.helpers import Turn, group, member
 

@@ -18,8 +18,8 @@ from mtrl_cli.testing.counted_world import FOLDER_VARIABLE, CountedWorld
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.training.events import PhaseStarted, StepFinished
 from mtrl_cli.training.play import play
-from mtrl_cli.training.retelling import retelling_of
 from mtrl_cli.training.run import resume, train
+from mtrl_cli.training.telling.retelling import retelling_of
 from tests.settlement.cells import player
 from tests.training.runs import experiment
 

@@ -15,7 +15,7 @@ from mtrl_cli.runs.trajectories import to_record
 from mtrl_cli.runs.verify.declared import Declared
 from mtrl_cli.runs.verify.episodes import episode
 from mtrl_cli.runs.verify.outcomes import outcome
-from mtrl_cli.training.groups import GroupRules, training_groups
+from mtrl_cli.training.step.groups import GroupRules, training_groups
 from tests.rollout.helpers import admission
 
 STOPS = (Stop.DONE, Stop.ANSWER, Stop.TURN_TOKENS, Stop.CONTEXT, Stop.TIMEOUT, Stop.ENV_FAILURE)

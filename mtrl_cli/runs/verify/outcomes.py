@@ -1,7 +1,7 @@
 """The outcome of a group, derived once more from its recorded trajectories.
 
-This is what `rollout.group` and `training.groups` decide, said again over what is on disk. What
-cannot be derived, as a declared value is not known, is None.
+This is what `rollout.group` and `training.step.groups` decide, said again over what is on disk.
+What cannot be derived, as a declared value is not known, is None.
 """
 
 from collections import Counter

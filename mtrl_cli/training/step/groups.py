@@ -24,7 +24,7 @@ from typing import Literal
 
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import Trajectory
-from mtrl_cli.training.advantages import equal_rewards
+from mtrl_cli.training.step.advantages import equal_rewards
 
 OnTruncated = Literal["penalize", "mask"]
 SkipRule = Literal["constant_reward", "model_truncated"]

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.servers.interface import Datum, ForwardBackwardResult, LossReduction, LossSpec
-from mtrl_cli.training.batch import Batch
 from mtrl_cli.training.operations import TrainingError
+from mtrl_cli.training.step.batch import Batch
 
 
 class ForwardBackward(Protocol):

@@ -33,10 +33,10 @@ from mtrl_cli.rollout.settle import original
 from mtrl_cli.rollout.trajectory import Trajectory
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import LossSpec, TrainingService
-from mtrl_cli.training.batch import Batch, sampled_positions
 from mtrl_cli.training.events import Notice
-from mtrl_cli.training.parity import Pair, likely_cause, parity_figures, ratio_figures
-from mtrl_cli.training.reference import policy_logprobs
+from mtrl_cli.training.step.batch import Batch, sampled_positions
+from mtrl_cli.training.step.parity import Pair, likely_cause, parity_figures, ratio_figures
+from mtrl_cli.training.step.reference import policy_logprobs
 
 REPLAYED = 8
 """Trajectories that the server is asked about in a step without a group of the newest policy."""

@@ -17,6 +17,7 @@ from mtrl_cli.sinks.past import Past, Point, read_past
 from mtrl_cli.sinks.relay import Relay
 from mtrl_cli.sinks.run_info import RunInfo
 from mtrl_cli.sinks.trackers import openers
+from mtrl_cli.training.evaluation.games import evaluation_metrics
 from mtrl_cli.training.events import (
     Evaluated,
     Notice,
@@ -25,7 +26,6 @@ from mtrl_cli.training.events import (
     RunStarted,
     StepFinished,
 )
-from mtrl_cli.training.games import evaluation_metrics
 
 _SHORTEST_SECRET = 4
 _QUERY = re.compile(r"[?&](\w+)=([^&#\s]+)")

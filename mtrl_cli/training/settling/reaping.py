@@ -28,7 +28,7 @@ from mtrl_cli.runs.ledger import LedgerEntry
 from mtrl_cli.runs.processes import Standing, end_process, restarted_since, standing, writing_to
 from mtrl_cli.runs.reap import Fate, Reaped, Reaper, read_entries, reap
 from mtrl_cli.servers.errors import Refused
-from mtrl_cli.training.reaping_sandboxes import (
+from mtrl_cli.training.settling.sandboxes import (
     ACCOUNT,
     PATIENCE,
     SANDBOX,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.schema import Experiment, Snapshots
 from mtrl_cli.errors import UsageError
-from mtrl_cli.training.policies import ChosenPolicy, choose_policy
+from mtrl_cli.training.policies.choose import ChosenPolicy, choose_policy
 
 _NONE, _BASE = "none", "base"
 

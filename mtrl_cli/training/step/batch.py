@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import Trajectory
 from mtrl_cli.servers.interface import Datum
-from mtrl_cli.training.advantages import AdvantageForm, group_advantages
-from mtrl_cli.training.groups import TrainingBatch
-from mtrl_cli.training.weighting import TOKEN_MEAN, Weighting, token_weights
+from mtrl_cli.training.step.advantages import AdvantageForm, group_advantages
+from mtrl_cli.training.step.groups import TrainingBatch
+from mtrl_cli.training.step.weighting import TOKEN_MEAN, Weighting, token_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import SamplingParams, Task
 from mtrl_cli.rollout.task_fault import sample_of_group
-from mtrl_cli.training.games import (
+from mtrl_cli.training.evaluation.games import (
     Game,
     Played,
     game_of,

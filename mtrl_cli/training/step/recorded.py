@@ -14,10 +14,10 @@ from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import Sample, TaskSample
 from mtrl_cli.rollout.tokens import SpanKind, TokenSequence
 from mtrl_cli.rollout.trajectory import Stop, Trajectory
-from mtrl_cli.training.advantages import group_advantages
-from mtrl_cli.training.batch import KlPenalty
-from mtrl_cli.training.groups import TrainingBatch, TrainingGroup
 from mtrl_cli.training.plan import TrainingPlan
+from mtrl_cli.training.step.advantages import group_advantages
+from mtrl_cli.training.step.batch import KlPenalty
+from mtrl_cli.training.step.groups import TrainingBatch, TrainingGroup
 
 _TRAINABLE = ("trained", "constant_reward")
 

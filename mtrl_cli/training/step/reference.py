@@ -16,9 +16,9 @@ from mtrl_cli.rollout.tokens import TokenSequence
 from mtrl_cli.rollout.trajectory import Trajectory
 from mtrl_cli.runs.trajectories import References
 from mtrl_cli.servers.interface import TrainingService
-from mtrl_cli.training.batch import KlPenalty, sampled_positions
-from mtrl_cli.training.groups import TrainingBatch
 from mtrl_cli.training.operations import TrainingError
+from mtrl_cli.training.step.batch import KlPenalty, sampled_positions
+from mtrl_cli.training.step.groups import TrainingBatch
 
 
 async def reference_logprobs(

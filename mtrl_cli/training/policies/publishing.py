@@ -40,7 +40,7 @@ from mtrl_cli.runs.policies import (
 )
 from mtrl_cli.runs.registry import RunRecord
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts, SnapshotStore
-from mtrl_cli.training.policies import commit_at, server_facts, trained_run
+from mtrl_cli.training.policies.choose import commit_at, server_facts, trained_run
 
 _PARITY = ("parity", "audit")
 """How the names of metrics begin that compare the sampler's logprobs with the trainer's."""

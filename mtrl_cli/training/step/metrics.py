@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mtrl_cli.rollout.group import Group
-from mtrl_cli.training.accumulation import Accumulated
-from mtrl_cli.training.batch import Batch
-from mtrl_cli.training.games import PassRule, invalid_share
-from mtrl_cli.training.groups import TrainingBatch
-from mtrl_cli.training.statistics import mean_of
+from mtrl_cli.training.evaluation.games import PassRule, invalid_share
+from mtrl_cli.training.evaluation.statistics import mean_of
+from mtrl_cli.training.step.accumulation import Accumulated
+from mtrl_cli.training.step.batch import Batch
+from mtrl_cli.training.step.groups import TrainingBatch
 
 
 def rollout_metrics(

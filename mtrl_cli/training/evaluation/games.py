@@ -20,8 +20,8 @@ from mtrl_cli.rollout.ports import Task
 from mtrl_cli.rollout.task_fault import MEND_IT, TaskBrokenError, TaskFault, own_code
 from mtrl_cli.rollout.trajectory import Stop, Trajectory
 from mtrl_cli.runs.files import write_document
+from mtrl_cli.training.evaluation.statistics import mean_of, share_interval
 from mtrl_cli.training.events import Comparison, Evaluated
-from mtrl_cli.training.statistics import mean_of, share_interval
 
 PassRule = Callable[[float], bool]
 

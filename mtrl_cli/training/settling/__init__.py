@@ -1,0 +1,1 @@
+"""Settling a dead run: what its server and its sandboxes still hold."""
