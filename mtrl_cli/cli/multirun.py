@@ -20,15 +20,13 @@ from mtrl_cli.cli.failures import FAILED, Teller
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.sweep import combinations
+from mtrl_cli.display.summary import LAST_STEPS
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 
 if TYPE_CHECKING:
     from mtrl_cli.cli.session import Session, Work
     from mtrl_cli.display.state import RunState
-
-LAST_STEPS = 10
-"""Steps whose mean reward stands in the comparison."""
 
 QUARANTINED = 5
 

@@ -28,6 +28,7 @@ from mtrl_cli.training.events import RunFinished
 from mtrl_cli.training.telling.reading import last_seen, resumable, story
 
 UNKNOWN_SHOWN = 20
+WARNINGS_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def _kept(shown: Shown) -> Iterator[Fact]:
     if last is not None:
         where = "none" if stated is None else f"the last one at step {stated.step}"
         yield Fact("commits", f"step {last.step} stands; training states: {where}")
+    yield from _warned(run)
     if run.attempt > 1:
         began = [f"{one.get('attempt')} at step {one.get('step')}" for one in _resumed(run)]
         yield Fact("attempts", f"{run.attempt}; resumed: {', '.join(began)}")
@@ -121,6 +123,16 @@ def _kept(shown: Shown) -> Iterator[Fact]:
     yield from settling(run)
 
 
+def _warned(run: RunRecord) -> Iterator[Fact]:
+    """What was told while it went on."""
+    told = _records(run.state.get("notices"))
+    texts = list(dict.fromkeys(str(one.get("text")) for one in told))
+    for number, text in enumerate(texts[:WARNINGS_SHOWN]):
+        yield Fact("" if number else "warned", text)
+    if len(texts) > WARNINGS_SHOWN:
+        yield Fact("", f"and {len(texts) - WARNINGS_SHOWN} more in {run.path / 'run.json'}")
+
+
 def _age(run: RunRecord) -> str:
     created = run.state.get("created")
     if not isinstance(created, int | float):
@@ -131,8 +143,11 @@ def _age(run: RunRecord) -> str:
 
 
 def _resumed(run: RunRecord) -> list[Mapping[str, Any]]:
-    resumed = run.state.get("resumed")
-    return [one for one in resumed if isinstance(one, dict)] if isinstance(resumed, list) else []
+    return _records(run.state.get("resumed"))
+
+
+def _records(value: object) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _unknown(shown: Shown) -> list[str]:

@@ -13,6 +13,9 @@ from mtrl_cli.training.events import Comparison, Evaluated, Resumable, RunFailed
 
 _ALIKE = "constant_reward"
 
+LAST_STEPS = 10
+"""Steps whose mean reward is told where nothing was evaluated, and of the runs of a sweep."""
+
 
 def summary(
     state: RunState,
@@ -165,6 +168,10 @@ def _audits(audits: list[tuple[float, float]]) -> str:
 def _reward(state: RunState, before: Evaluated | None, after: Evaluated | None) -> Iterator[Fact]:
     """Reward before and after, beside what known policies reach."""
     if before is None and after is None:
+        if last := state.rewards[-LAST_STEPS:]:
+            mean = reward(sum(last) / len(last))
+            steps = "the last step" if len(last) == 1 else f"the last {len(last)} steps"
+            yield Fact("reward", f"{mean} over {steps}; nothing was evaluated")
         return
     told = [
         f"{label} {with_error(result.mean, result.se)}"

@@ -29,6 +29,9 @@ SCRIPT = "script"
 _LOGGED = 50
 """Different tracebacks that one attempt logs."""
 
+_NOTICED = 20
+"""Notices of one attempt that are noted."""
+
 
 def new_run_id() -> str:
     """A sortable name with a random tail, such as ``20261129-122135-a7aa``."""
@@ -44,6 +47,7 @@ class RunFolder:
         self._redact = redact
         self._borrows: Callable[[], Mapping[str, Any]] | None = None
         self._logged: set[str] = set()
+        self._noticed = 0
         self.inherited: tuple[str, ...] = tuple(state["borrows"]["quarantined"])
         """What earlier attempts could not return, one line each."""
         self.ledger = Ledger(path / "ledger.jsonl", redact)
@@ -159,6 +163,13 @@ class RunFolder:
     def evaluated(self, when: str, figures: Mapping[str, Any]) -> None:
         """Record an evaluation, ``before`` or ``after`` training."""
         self.update(evaluation={**self._state["evaluation"], when: dict(figures)})
+
+    def notice(self, text: str) -> None:
+        """Note what a person was told and may look for later; so many of one attempt at most."""
+        if self._noticed < _NOTICED:
+            self._noticed += 1
+            one = {"attempt": self.attempt, "text": text}
+            self.update(notices=[*self._state.get("notices", ()), one])
 
     def log(self, text: str) -> None:
         """Append a traceback to ``log.txt``: each once, and so many of them at most."""

@@ -85,10 +85,11 @@ class Frame:
         )
         self.folder.count_borrows(self._borrows)
         self.control = RunControl(self.folder.path, self.folder.attempt, self._told)
+        noted = _noting(folder, observer)
         self._sinks: Relaying | None = None
         if experiment.sinks:
-            self._sinks = Relaying(experiment, self.folder, observer, self.evaluated("before"))
-        self.observer = self._sinks or observer
+            self._sinks = Relaying(experiment, self.folder, noted, self.evaluated("before"))
+        self.observer = self._sinks or noted
         self.stop = stop
         self.outcome = Outcome()
         self.behind = 0
@@ -351,6 +352,18 @@ class Frame:
             return None
         stands = beginning(history).last
         return Resumable(history.last.step, ANEW if stands is None else stands.step)
+
+
+def _noting(folder: RunFolder, observer: Observer) -> Observer:
+    """``observer``, while the run's folder keeps what is told as a notice."""
+
+    def noted(event: object) -> None:
+        if isinstance(event, Notice):
+            with contextlib.suppress(OSError):  # a full disk ends the run where it must
+                folder.notice(event.text)
+        observer(event)
+
+    return noted
 
 
 def cancelled_before_it_began(stop: StopRequest) -> RunFinished:

@@ -1,6 +1,7 @@
 """`train` and `resume`: one attempt of a training run, evaluated before and after."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from mtrl_cli.assembly import Parts, check_experiment, embedded_for
@@ -16,7 +17,7 @@ from mtrl_cli.runs.stop import StopRequest
 from mtrl_cli.runs.takeover import NewConfig, take_over
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation.games import Evaluations
-from mtrl_cli.training.events import Notice, RunFinished
+from mtrl_cli.training.events import RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
 from mtrl_cli.training.loop import TrainingLoop
 from mtrl_cli.training.operations import Operations
@@ -80,21 +81,21 @@ async def resume(
 
     folder, history, reaped = await finish(asyncio.to_thread(take))
     frame = Frame(experiment, folder, observer, stop, trains=True)
-    frame.outcome.totals = _totals(history, run / "metrics.jsonl", observer)
+    frame.outcome.totals = _totals(history, run / "metrics.jsonl", frame.notice)
     frame.behind = history.last.step if history.last else 0
     for left in reaped.left if reaped else ():
-        observer(Notice(f"an earlier attempt left {left}"))
+        frame.notice(f"an earlier attempt left {left}")
     return await _attempt(frame, history)
 
 
-def _totals(history: History, metrics: Path, observer: Observer) -> Totals:
+def _totals(history: History, metrics: Path, tell: Callable[[str], None]) -> Totals:
     """What is behind the attempt. Nothing rests on the metrics, so damage to them is only told."""
     try:
         return Totals.of(history, read_records(metrics))
     except (DamagedFile, ValueError, TypeError, AttributeError) as error:
         what = error.what if isinstance(error, DamagedFile) else error
         told = "episodes and tokens of earlier attempts are not counted in the summary"
-        observer(Notice(f"{metrics} is damaged: {what}; {told}"))
+        tell(f"{metrics} is damaged: {what}; {told}")
         return Totals.of(history, ())
 
 

@@ -62,4 +62,7 @@ def test_an_environment_that_fails_now_and_then(tmp_path: Path) -> None:
     shown = mtrl("trajectory", "last", "--json", cwd=tmp_path)
     rewards = [json.loads(one)["reward"] for one in shown.stdout.splitlines()]
     assert count == rewards.count(None) > 0
-    assert f"{count} episode" in mtrl("show", "last", cwd=tmp_path).stdout
+    later = mtrl("show", "last", cwd=tmp_path).stdout
+    assert f"{count} episode" in later
+    (warned,) = [line for line in later.splitlines() if line.startswith("warned")]
+    assert warned.split(maxsplit=1)[1] == told[0].partition("WARN  ")[2]

@@ -292,6 +292,14 @@ def test_a_summary_without_an_evaluation_says_what_is_known() -> None:
     ]
 
 
+def test_a_summary_of_steps_without_an_evaluation_tells_their_reward() -> None:
+    watched = Watched(None)
+    watched.see(*(StepFinished(n, 12, "p", {"reward": n / 10}) for n in range(1, 13)))
+    watched.see(RunFinished(RUN, FOLDER, "finished", None, 12, 24, 50, None, None, None, {}))
+    watched.presenter.close()
+    assert "reward     0.750 over the last 10 steps; nothing was evaluated" in watched.text
+
+
 @pytest.mark.parametrize("width", [None, 140])
 def test_a_notice_is_shown_once_and_cannot_steer_the_terminal(width: int | None) -> None:
     watched = Watched(width)
