@@ -6,21 +6,19 @@ the server does is what the run has recorded of it, since composing a configurat
 than all the rest.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
 from mtrl_cli.display.summary import going_on
 from mtrl_cli.display.wrapping import Fact
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.commits import History
-from mtrl_cli.runs.ledger import LedgerEntry, unstepped
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.registry import RunRecord
 from mtrl_cli.runs.takeover import whole_history
 from mtrl_cli.training.telling.reading import resumable, trajectory_files
 
 
-def next_steps(run: RunRecord, history: History, entries: Sequence[LedgerEntry]) -> Iterator[Fact]:
+def next_steps(run: RunRecord, history: History) -> Iterator[Fact]:
     """The commands that ``run`` is fit for."""
     if run.status == "running":
         yield _command(run, "watch", "watch")
@@ -28,7 +26,7 @@ def next_steps(run: RunRecord, history: History, entries: Sequence[LedgerEntry])
         return
     server = run.state.get("server") or {}
     if (run.path / "config.yaml").is_file():
-        yield from _resume(run, history, entries, leaks=bool(server.get("leaks_gradients")))
+        yield from _resume(run, history)
     trained = run.state.get("kind") == "train" and history.last is not None and history.last.step
     if trained and server.get("snapshots") == "immutable":
         yield _command(run, "publish", "publish", " --name NAME")
@@ -44,9 +42,7 @@ def settling(run: RunRecord) -> Iterator[Fact]:
         yield _command(run, "", "cancel")
 
 
-def _resume(
-    run: RunRecord, history: History, entries: Sequence[LedgerEntry], *, leaks: bool
-) -> Iterator[Fact]:
+def _resume(run: RunRecord, history: History) -> Iterator[Fact]:
     left = resumable(run, history)
     if left is None:
         return
@@ -55,13 +51,7 @@ def _resume(
     except MtrlError as error:
         yield Fact("DAMAGED", str(error))
         return
-    kept, resume = going_on(left, str(run.path))
-    yield kept
-    if leaks and (models := unstepped(entries)):
-        told = f"gradients of {', '.join(models)} were not stepped: start the server again, then:"
-        yield Fact("first", told)
-        resume = replace(resume, text=f"{resume.text} --force")
-    yield resume
+    yield from going_on(left, str(run.path))
 
 
 def _command(run: RunRecord, label: str, name: str, more: str = "") -> Fact:

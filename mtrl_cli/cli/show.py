@@ -79,7 +79,7 @@ def _text(shown: Shown, width: int | None) -> Iterator[str]:
         yield from summary(state, last_seen(run), width=width)
     else:
         yield from laid_out(_so_far(shown), width)
-    next_ones = next_steps(run, shown.history, shown.entries)
+    next_ones = next_steps(run, shown.history)
     yield from laid_out([*_kept(shown), *next_ones], width)
 
 

@@ -122,7 +122,12 @@ def failure(failed: RunFailed) -> list[Fact]:
 def going_on(resumable: Resumable, folder: str) -> list[Fact]:
     """What stands of a run, and how to go on with it."""
     resume = harmless(f"mtrl train --resume {_run_at(folder)}")
-    return [Fact("kept", _kept(resumable)), Fact("resume", resume, copied=True)]
+    kept = Fact("kept", _kept(resumable))
+    if not resumable.unstepped:
+        return [kept, Fact("resume", resume, copied=True)]
+    models = ", ".join(map(harmless, resumable.unstepped))
+    told = f"gradients of {models} were not stepped: start the server again, then:"
+    return [kept, Fact("first", told), Fact("resume", f"{resume} --force", copied=True)]
 
 
 def _kept(resumable: Resumable) -> str:

@@ -122,6 +122,9 @@ class Resumable:
     """The last committed step; 0 is the policy that training began from."""
     begins: int
     """The step at which a resume begins; below 0 it begins anew, as no training state was saved."""
+    unstepped: tuple[str, ...] = ()
+    """Models whose gradients the server would hand on to the resume's own: it is to be started
+    again first."""
 
 
 @dataclass(frozen=True, slots=True)

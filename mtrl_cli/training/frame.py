@@ -27,7 +27,9 @@ from mtrl_cli.rollout.task_fault import TaskBrokenError
 from mtrl_cli.runs.commits import read_history
 from mtrl_cli.runs.control import Ask, RunControl
 from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.ledger import unstepped
 from mtrl_cli.runs.places import runs_dir_option
+from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.takeover import ANEW, beginning
 from mtrl_cli.training.draining import until_drain
@@ -96,6 +98,8 @@ class Frame:
         """Steps that earlier attempts have committed."""
         self._failing = Failing(self.notice)
         self.calling = Calling(self.notice, experiment.server.renderer, self._command())
+        self._leaks = False
+        """The server hands gradients that were not stepped on to the next model."""
         self._begun = False
         """The parts are there and the work runs; before that a drain has nothing to wait for."""
 
@@ -245,8 +249,8 @@ class Frame:
         async with self._parts() as parts:
             self._begun = True
             can = parts.service.capabilities
-            known = {"snapshots": can.snapshots, "leaks_gradients": can.leaks_gradients}
-            self.folder.update(server=known)
+            self._leaks = can.leaks_gradients
+            self.folder.update(server={"snapshots": can.snapshots, "leaks_gradients": self._leaks})
             if parts.listing is not None:
                 self.folder.update(tools=dict(parts.listing))
             try:
@@ -346,12 +350,13 @@ class Frame:
         """What a training run that has not finished can be resumed from, if it has begun."""
         try:
             history = read_history(self.folder.path / "commits.jsonl")
+            left = unstepped(read_entries(self.folder.path)) if self._leaks else ()
         except MtrlError:
             return None  # told when it is resumed
         if not self.trains or history.last is None:
             return None
         stands = beginning(history).last
-        return Resumable(history.last.step, ANEW if stands is None else stands.step)
+        return Resumable(history.last.step, ANEW if stands is None else stands.step, left)
 
 
 def _noting(folder: RunFolder, observer: Observer) -> Observer:

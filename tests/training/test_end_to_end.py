@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from mtrl_cli.chat.tokenizer import load_tokenizer
+from mtrl_cli.display.summary import failure
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.ledger import read_ledger
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.events import ServiceStrained
+from mtrl_cli.training.events import RunFailed, ServiceStrained
 from tests.training.runs import lines, train_on, trajectories
 
 TOKENIZER = load_tokenizer("mtrl-tiny")
@@ -181,3 +182,23 @@ async def test_what_calls_wait_for_and_how_many_were_made_again_is_told(
     assert told[-1] == ServiceStrained(2, None)
     again = [event.reissued for event in told]
     assert again == sorted(again)
+
+
+async def test_gradients_that_were_not_stepped_are_named_where_the_server_hands_them_on(
+    tmp_path: Path,
+) -> None:
+    events: list[object] = []
+    async with ScriptedPolicyServer(sampler=Player(), prompt_logprobs=halves) as server:
+        server.faults.add("optim_step", faults.status(400, {"detail": "no"}), times=1)
+        with pytest.raises(MtrlError, match="optim_step"):
+            await train_on(
+                server.url, tmp_path, "train.steps=1", "train.kl=0.25",
+                "server.leaks_gradients=true", observer=events.append,
+            )  # fmt: skip
+        [gradients] = server.requests("forward_backward")
+    [failed] = [event for event in events if isinstance(event, RunFailed)]
+    assert failed.resumable is not None
+    assert failed.resumable.unstepped == (gradients.body["model_id"],)
+    told = {fact.label: fact.text for fact in failure(failed)}
+    assert told["resume"].endswith(" --force")
+    assert "start the server again, then:" in told["first"]

@@ -14,6 +14,8 @@ from typing import Any
 from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
 from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.files import read_records
+from mtrl_cli.runs.ledger import unstepped
+from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord
 from mtrl_cli.runs.takeover import ANEW, beginning
 from mtrl_cli.runs.trajectories import read_trajectories
@@ -94,13 +96,21 @@ def evaluations(state: Mapping[str, Any]) -> dict[str, Evaluated]:
 
 
 def resumable(run: RunRecord, history: History) -> Resumable | None:
-    """What a training run that has not finished can be resumed from."""
+    """What a training run that has not finished can be resumed from.
+
+    Raises:
+        MtrlError: its ledger, where that matters, is damaged.
+    """
     if run.state.get("kind") != "train" or run.status in ("finished", "running"):
         return None
     if history.last is None:
         return None
-    stands = beginning(history).last
-    return Resumable(history.last.step, ANEW if stands is None else stands.step)
+    stands, server = beginning(history).last, run.state.get("server") or {}
+    return Resumable(
+        history.last.step,
+        ANEW if stands is None else stands.step,
+        unstepped(read_entries(run.path)) if server.get("leaks_gradients") else (),
+    )
 
 
 def in_flight(path: Path) -> list[GroupStarted]:
