@@ -1,5 +1,6 @@
 """Snapshots on a Tinker server: found in its list, and downloaded without trusting what arrives."""
 
+import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -31,6 +32,9 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 0.05)
 
 
+LAST = "/last"
+
+
 @asynccontextmanager
 async def serving(routes: Mapping[str, Handler]) -> AsyncIterator[tuple[TestServer, list[str]]]:
     """A server of these GET routes; the paths that were asked for, with the key where it came."""
@@ -38,7 +42,8 @@ async def serving(routes: Mapping[str, Handler]) -> AsyncIterator[tuple[TestServ
 
     async def handle(request: web.Request) -> web.StreamResponse:
         key = request.headers.get("X-API-Key")
-        asked.append(f"{request.path} {key}")
+        if request.path != LAST:
+            asked.append(f"{request.path} {key}")
         handler = routes.get(request.path)
         answer = web.Response(status=404) if handler is None else handler(request)
         assert isinstance(answer, web.StreamResponse)
@@ -51,7 +56,18 @@ async def serving(routes: Mapping[str, Handler]) -> AsyncIterator[tuple[TestServ
     try:
         yield server, asked
     finally:
+        await _accepted(server)
         await server.close()
+
+
+async def _accepted(server: TestServer) -> None:
+    """One more request: connections are accepted in their order, so that those of a client which
+    gave up are the server's by then, and closed with it."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    writer.write(f"GET {LAST} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    await reader.read()
+    writer.close()
+    await writer.wait_closed()
 
 
 def snapshots(server: TestServer) -> TinkerSnapshots:
