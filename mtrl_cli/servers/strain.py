@@ -1,7 +1,7 @@
 """How hard the calls of one service go, for a person who wonders why nothing moves.
 
 Nothing is decided by it. A cause is taken to last as long as the wait that it has brought about and
-`LONGER`; a reply that is what was hoped for ends it.
+`LONGER`; a reply that is what was hoped for ends the second part of that.
 """
 
 import time
@@ -32,19 +32,22 @@ class Trouble:
         self._reissued = 0
         self._says = ""
         self._until = 0.0
+        self._surely = 0.0
+        """Until when a call waits, whatever the server answers to others."""
 
     def again(self, verdict: Verdict, pause: float) -> None:
         """A call is made again after ``pause`` seconds."""
         self._reissued += 1
         self.waits(verdict.says, pause)
+        self._surely = time.monotonic() + pause
 
     def waits(self, says: str, seconds: float) -> None:
-        """A call waits for so long."""
+        """A call waits for so long, unless the server answers before."""
         self._says, self._until = says, time.monotonic() + seconds + LONGER
 
     def over(self) -> None:
         """The server answers again."""
-        self._until = 0.0
+        self._until = self._surely
 
     @property
     def strain(self) -> Strain:

@@ -103,7 +103,7 @@ class Transport:
     def strain(self) -> Strain:
         """How hard the calls go at this moment."""
         strain = self.trouble.strain
-        return replace(strain, waits=self.limiter.says) if self.limiter.closed else strain
+        return replace(strain, waits=self.limiter.says) if self.limiter.holds else strain
 
     async def open(self) -> None:
         import aiohttp
@@ -207,17 +207,23 @@ class Transport:
         body: bytes | None,
         seconds: float,
         headers: Mapping[str, str] | None = None,
+        *,
+        returns: bool = False,
     ) -> Reply:
         """Make one request on a connection of its own.
+
+        Args:
+            returns: it gives back what the server holds for us. It does not wait while the server
+                lets nobody send: a run that ends would leave it behind.
 
         Raises:
             NoReply: no reply came.
         """
         if self.keys.exchanged:
             return await self._with_token(
-                lambda more: self._single(method, path, body, seconds, more), headers
+                lambda more: self._single(method, path, body, seconds, more, returns), headers
             )
-        return await self._single(method, path, body, seconds, headers)
+        return await self._single(method, path, body, seconds, headers, returns)
 
     async def exchange(self, path: str, body: bytes, seconds: float) -> Reply:
         """One request that shows the user's own key, for the token that will stand for it."""
@@ -253,8 +259,9 @@ class Transport:
         body: bytes | None,
         seconds: float,
         headers: Mapping[str, str] | None,
+        returns: bool = False,
     ) -> Reply:
-        return await self._request(self._client, method, path, body, seconds, headers)
+        return await self._request(self._client, method, path, body, seconds, headers, returns)
 
     async def _request(
         self,
@@ -264,14 +271,15 @@ class Transport:
         body: bytes | None,
         seconds: float,
         headers: Mapping[str, str] | None,
+        returns: bool = False,
     ) -> Reply:
         import aiohttp
         import httpx
 
         if client is None:
-            raise RuntimeError("the transport is not open")
+            raise NoReply(Verdict("permanent", "the connection to the server was closed"))
         self._check_there()
-        if self.limiter.closed:
+        if self.limiter.closed and not returns:
             seconds = await self._wait(seconds)
         if seconds <= 0:  # the event loop was held up; what is not sent is not unknown
             raise NoReply(Verdict("transient", "no time was left to send it"))
@@ -324,6 +332,10 @@ async def _whole(reply: "httpx.Response") -> bytes:
     return await asyncio.to_thread(unpacked, body, reply.headers, LARGEST_REPLY)
 
 
+_SPREAD = 0.2
+"""Of a pause: over so much of it those who waited start."""
+
+
 class Limiter:
     """What a server's 429 or 402 means for everybody: nobody sends until it is over.
 
@@ -339,6 +351,11 @@ class Limiter:
     @property
     def closed(self) -> bool:
         return self._until > 0.0 and time.monotonic() < self._until
+
+    @property
+    def holds(self) -> bool:
+        """Somebody may be waiting: it is closed, or those who waited start one by one."""
+        return self._until > 0.0 and time.monotonic() < self._until + _SPREAD * self._pause
 
     def hold(self, retry_after: float | None, says: str) -> None:
         """Close for ``retry_after`` seconds; without one for longer each time in a row.
@@ -357,4 +374,4 @@ class Limiter:
 
     async def wait(self) -> None:
         while (left := self._until - time.monotonic()) > 0:  # noqa: ASYNC110 - until moves
-            await asyncio.sleep(left + random.uniform(0.0, 0.2 * self._pause))
+            await asyncio.sleep(left + random.uniform(0.0, _SPREAD * self._pause))

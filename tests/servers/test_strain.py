@@ -12,7 +12,7 @@ from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.testing.twinkle_server import ScriptedTwinkleServer
 
-from .calls import turn
+from .calls import Trained, turn
 from .twinkle_kit import connected
 
 PAUSED = {
@@ -66,7 +66,8 @@ async def test_what_calls_wait_for_is_told_until_it_is_over(connect: Any, case: 
         assert words in held.waits
         gate.open()
         await work
-        assert client.strain == Strain(again, None)
+        await until(lambda: client.strain.waits is None)  # of a limit others may still wait
+        assert client.strain.reissued == again
 
 
 async def test_a_limit_is_told_as_long_as_it_holds_whatever_else_is_answered(connect: Any) -> None:
@@ -114,3 +115,33 @@ async def test_twinkles_calls_are_told_too(monkeypatch: Any) -> None:
         seen = await _seen_while(client, asyncio.ensure_future(client.sample(turn(policy))))
         assert any("no replica" in (strain.waits or "") for strain in seen)
         assert client.strain == Strain(2, None)
+
+
+async def test_what_is_held_is_given_back_while_nobody_may_send(connect: Any) -> None:
+    async with ScriptedPolicyServer() as server:
+        client = await connect(server)
+        trained = await Trained(client).prepare("unload_model")
+        server.faults.add(
+            "asample", faults.status(429, {"detail": "slow"}, retry_after=60), times=1
+        )
+        work = asyncio.ensure_future(client.sample(turn(await client.base_policy())))
+        await until(lambda: client.strain.waits)
+        async with asyncio.timeout(20):
+            await trained.execute("unload_model")
+        assert server.applied("unload_model") == 1
+        work.cancel()
+        await asyncio.wait({work})
+
+
+async def test_a_wait_is_told_although_others_are_answered(connect: Any) -> None:
+    async with ScriptedPolicyServer() as server:
+        client = await connect(server, sample_timeout=60)
+        policy = await client.base_policy()
+        full = faults.status(503, {"detail": "the queue is full"}, retry_after=30)
+        server.faults.add("asample", full, times=1)
+        work = asyncio.ensure_future(client.sample(turn(policy)))
+        await until(lambda: client.strain.waits)
+        await client.sample(turn(policy))
+        assert "the queue is full" in (client.strain.waits or "")
+        work.cancel()
+        await asyncio.wait({work})

@@ -156,7 +156,7 @@ class Door:
         path = f"sessions/{quote(session, safe='')}/finish"
         with contextlib.suppress(NoReply, TimeoutError):
             async with asyncio.timeout(FINISH_SECONDS):
-                await self._transport.single("POST", path, _FINISH, FINISH_SECONDS)
+                await self._transport.single("POST", path, _FINISH, FINISH_SECONDS, returns=True)
 
     # One call.
 

@@ -20,6 +20,7 @@ builds up or uses gradients is unknown, and one that creates, names or loads som
 
 import asyncio
 import time
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -127,7 +128,9 @@ class Training:
         seconds = min(_SUBMIT_SECONDS, budget.left)
         try:
             headers = {"Content-Type": call.content_type}
-            reply = await self._transport.single("POST", call.path, call.body, seconds, headers)
+            reply = await self._transport.single(
+                "POST", call.path, call.body, seconds, headers, returns=_returns(call)
+            )
             if reply.status != 200:
                 return self._transport.judge(reply, training=True)
             return name_in(await parse_aside(reply.body), "request_id")
@@ -140,7 +143,7 @@ class Training:
 
     async def _result(self, call: Call[Any], request: str, deadline: float) -> Result:
         ending = await await_promise(
-            self._post,
+            partial(self._post, returns=_returns(call)),
             self._transport.judge,
             request,
             deadline,
@@ -165,9 +168,11 @@ class Training:
             call, f"{says}; the last poll: {ending.says}" if ending.says else says, request
         )
 
-    async def _post(self, path: str, body: bytes, seconds: float) -> Reply:
+    async def _post(
+        self, path: str, body: bytes, seconds: float, *, returns: bool = False
+    ) -> Reply:
         headers = {"Accept": self._formats.accept}
-        return await self._transport.single("POST", path, body, seconds, headers)
+        return await self._transport.single("POST", path, body, seconds, headers, returns=returns)
 
     def _polled(self) -> None:
         self._counts.polls += 1
@@ -233,6 +238,11 @@ class Training:
             request=request,
             failed=failed,
         )
+
+
+def _returns(call: Call[Any]) -> bool:
+    """Whether it gives back what the server holds for us."""
+    return call.kind == "unload_model"
 
 
 def _may_have_run(kind: str, category: Category | None) -> bool:

@@ -24,6 +24,8 @@ from mtrl_cli.servers.transport import NoReply, Transport
 from mtrl_cli.servers.twinkle.errors import AdapterLost, judge, says_adapter_lost
 
 _ATTEMPTS = 8
+_RETURNS = ("unload_model", "retrieve_future")
+"""Kinds of calls that give back what the server holds for us, or await that."""
 _NO_TOKEN = "EMPTY_TOKEN"
 
 
@@ -127,7 +129,7 @@ class Sender:
         headers = routing_headers(session_of(model), session_of(model))
         budget = self._transport.budget(self._seconds if seconds is None else seconds, _ATTEMPTS)
         while True:
-            answer = await self._send(path, body, headers, budget.left)
+            answer = await self._send(path, body, headers, budget.left, kind in _RETURNS)
             if not isinstance(answer, Verdict):
                 return answer
             pause = None
@@ -138,10 +140,12 @@ class Sender:
             await asyncio.sleep(pause)
 
     async def _send(
-        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float, returns: bool
     ) -> Any | Verdict:
         try:
-            reply = await self._transport.single("POST", path, body, seconds, headers)
+            reply = await self._transport.single(
+                "POST", path, body, seconds, headers, returns=returns
+            )
             if reply.status != 200:
                 return judge(self._transport, reply, training=True)
             return None if reply.body.strip() == b"null" else await parse_aside(reply.body)
