@@ -17,6 +17,7 @@ _OUTCOMES = {
     "no_trained_token": ("nothing sampled", "no token that could be trained"),
     "env_failure": ("environment failed", ""),
     "policy_failure": ("server failed", "no turn could be sampled"),
+    "no_sample": ("no sample", "the policy returned something else"),
     "timeout": ("too late", "the deadline of an episode passed"),
 }
 

@@ -161,11 +161,13 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
             return binding if cut else Stop.ANSWER
         # 3.
         since = time.monotonic()
+        answered: list[CallRecord] = []
         try:
-            answered = await _execute(calls, environment, harness)
+            await _execute(calls, environment, harness, answered)
         finally:
+            # Where it failed, too: the turn that it failed at is what one looks for.
+            trajectory.turns.append(Turn(said.text, sampled, tuple(answered)))
             trajectory.seconds_environment += time.monotonic() - since
-        trajectory.turns.append(Turn(said.text, sampled, answered))
         # 4.
         if answered[-1].done:
             return Stop.DONE
@@ -221,10 +223,13 @@ def _room(budget: Budget, used: int) -> tuple[int, Stop]:
 
 
 async def _execute(
-    calls: Sequence[ToolCall], environment: Environment, harness: Harness
-) -> tuple[CallRecord, ...]:
-    """Execute a turn's calls in order; nothing after the call that ends the episode."""
-    records: list[CallRecord] = []
+    calls: Sequence[ToolCall],
+    environment: Environment,
+    harness: Harness,
+    records: list[CallRecord],
+) -> None:
+    """Execute a turn's calls in order, each with its record; nothing after the call that ends the
+    episode."""
     for call in calls:
         text, reward, done, error = call.error or "", 0.0, False, call.error is not None
         if not error:
@@ -236,7 +241,6 @@ async def _execute(
         records.append(CallRecord(call.name, answer, reward, done, error, call.arguments))
         if done:
             break
-    return tuple(records)
 
 
 def _answers(calls: Sequence[CallRecord]) -> list[Message]:

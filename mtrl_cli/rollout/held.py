@@ -16,6 +16,7 @@ from mtrl_cli.rollout.ports import (
     AssistantTurn,
     Environment,
     EnvironmentFactory,
+    EnvironmentFault,
     Harness,
     HarnessFactory,
     Message,
@@ -77,11 +78,32 @@ class HeldEnvironment:
         if self._done:
             raise RuntimeError("the episode is done: nothing steps its environment after that")
         outcome = await self._scope.protect(self._environment.step(call), self._environment)
+        _check_outcome(self._environment, outcome)
         self._done = outcome.done
         return outcome
 
     async def close(self) -> None:
         """Nothing: the scope returns the environment."""
+
+
+LARGEST_REWARD = 1e12
+"""Beyond it sums and squares of rewards lose what they are for."""
+
+
+def _check_outcome(environment: Environment, outcome: Any) -> None:
+    """Raises: EnvironmentFault: it is no `StepOutcome`, or one of its parts is not what it is."""
+    if (
+        isinstance(outcome, StepOutcome)
+        and isinstance(outcome.text, str)
+        and isinstance(outcome.reward, float | int)
+        and -LARGEST_REWARD <= outcome.reward <= LARGEST_REWARD
+        and isinstance(outcome.done, bool)
+    ):
+        return
+    raise EnvironmentFault(
+        f"{type(environment).__name__}.step returned {outcome!r:.100}: it returns a StepOutcome"
+        f" with a text, a reward within ±{LARGEST_REWARD:g} and whether the episode is done"
+    )
 
 
 class HeldHarness:

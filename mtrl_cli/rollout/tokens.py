@@ -106,13 +106,20 @@ class TokenSequence:
         Raises:
             RefusedTrajectory: one of the rules does not hold. The sequence is unchanged.
         """
-        _check_policy(sample, policy)
-        _check_tokens(sample.tokens, most, vocabulary)
-        _check_logprobs(sample)
-        if sample.echo is not None:
-            _check_echo(sample.echo, self._ids, sample.tokens)
-        self._append(_SAMPLED, sample.tokens)
-        self._logprobs.fromlist(_listed(sample.logprobs))
+        if not isinstance(sample, Sample) or sample.stop_reason not in ("stop", "length"):
+            raise _no_sample(sample)
+        try:
+            _check_policy(sample, policy)
+            _check_tokens(sample.tokens, most, vocabulary)
+            _check_logprobs(sample)
+            if sample.echo is not None:
+                _check_echo(sample.echo, self._ids, sample.tokens)
+            logprobs = array("f")
+            logprobs.fromlist(_listed(sample.logprobs))
+            self._append(_SAMPLED, sample.tokens)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _no_sample(sample) from error
+        self._logprobs.extend(logprobs)
 
     def append_bridge(self, ids: Sequence[int]) -> None:
         """Append what the template inserts between two turns: mask 0, no logprob."""
@@ -122,6 +129,14 @@ class TokenSequence:
         self._ids.fromlist(_listed(ids))
         self._kinds.append(kind)
         self._ends.append(len(self._ids))
+
+
+def _no_sample(sample: object) -> RefusedTrajectory:
+    return RefusedTrajectory(
+        "no_sample",
+        f"the policy returned {sample!r:.100}: it returns a Sample of token ids, their logprobs and"
+        ' "stop" or "length"',
+    )
 
 
 def _listed(values: Sequence[T]) -> list[T]:
