@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from mtrl_cli.display.keyboard import KEYBOARD
+from mtrl_cli.display.terminal import in_background
 from mtrl_cli.runs.stop import Stage, StopRequest, signal_name
 
 DEBOUNCE = 0.2
@@ -107,13 +108,13 @@ class Signals:
 
 
 def suspend(number: int, frame: FrameType | None) -> None:
-    """Ctrl-Z: give the shell its cursor and its keyboard, sleep, and take the cursor again; the
-    screen takes the keyboard when it draws."""
+    """Ctrl-Z: give the shell its cursor and its keyboard, sleep, and take the cursor again if this
+    goes on in the foreground; the screen takes the keyboard when it draws."""
     give_terminal_back()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     signal.signal(number, suspend)
-    if os.isatty(1):
+    if os.isatty(1) and not in_background():
         with contextlib.suppress(OSError):
             os.write(1, _HIDE_CURSOR)
 
@@ -127,8 +128,8 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 def give_terminal_back(then: bytes = b"\r\n") -> None:
     """Show the cursor and echo what is typed, where there is a terminal; ``then`` leaves the line
-    that the screen was at."""
+    that the screen was at. In the background both are somebody else's."""
     KEYBOARD.give_back()
-    if os.isatty(1):
+    if os.isatty(1) and not in_background():
         with contextlib.suppress(OSError):
             os.write(1, _SHOW_CURSOR + then)

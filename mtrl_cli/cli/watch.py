@@ -65,12 +65,17 @@ def _signals() -> Iterator[None]:
     """What a watcher does on a signal. Once it leaves, more of them change nothing."""
     signal.signal(signal.SIGTSTP, suspend)
     signal.signal(signal.SIGQUIT, leave)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    asked = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    for number in asked:
         signal.signal(number, _leave)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in asked:
             signal.signal(number, signal.SIG_IGN)
 
 

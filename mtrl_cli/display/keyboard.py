@@ -2,7 +2,7 @@
 
 The echo would move the cursor under the screen and leave parts of it behind. The screen takes the
 keyboard when it draws; whoever ends or suspends the process gives it back, signal handlers too. A
-process that is killed with SIGKILL cannot (docs/troubleshooting.md).
+process that dies of SIGKILL, or of a signal that nobody handles, cannot (docs/troubleshooting.md).
 
 Only a process in the foreground touches the terminal's settings: in the background they are the
 shell's, and the system would stop who changes them.
@@ -87,7 +87,7 @@ class Keyboard:
         if self._before is not None:
             with contextlib.suppress(OSError, ValueError):
                 ready, _, _ = select.select([self._terminal], [], [], seconds)
-                if ready and (typed := os.read(self._terminal, 1024)):
+                if ready and self._in_front() and (typed := os.read(self._terminal, 1024)):
                     return typed.decode("utf-8", "replace")
         # Without a terminal, or with one that is gone, time passes all the same.
         time.sleep(max(end - time.monotonic(), 0))

@@ -3,6 +3,9 @@
 Finished steps are printed above as lines and scroll away, and so are finished groups where a step
 has few (`DisplayPlan.tells`); only groups in flight are listed. The observer only counts, whatever
 the number of events: drawing happens in `tick`.
+
+In the background the terminal is the shell's: only lines are printed there, as by any other job,
+and nothing that stands on it is painted over.
 """
 
 import time
@@ -40,6 +43,7 @@ class LivePresenter:
         unicode: bool = True,
         play: str | None = None,
         keyboard: Keyboard | None = None,
+        background: Callable[[], bool] = lambda: False,
         size: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,6 +52,7 @@ class LivePresenter:
         self._redact = redact
         self._play = play
         self._keyboard = keyboard
+        self._background = background
         self._clock = clock
         self._glyphs = UNICODE if unicode else ASCII
         self._above: deque[str] = deque()
@@ -87,7 +92,11 @@ class LivePresenter:
         """Draw. Called a few times a second."""
         if self._closed:
             return
-        # Each time: a process may come back to the foreground.
+        # Each time: a process may go to the background, and come back.
+        if self._background():
+            self._let_go()
+            self._print_above()
+            return
         if self._keyboard is not None and self._keyboard.take(keys=self.state.plan.watched):
             self._begin_afresh()
         if not self._live.is_started:
@@ -97,6 +106,8 @@ class LivePresenter:
 
     def stopping(self, stopping: Stopping) -> None:
         self.state.stopping = stopping
+        if self._background():
+            self._above.append(lines.stopping_line(self.state, stopping))
         self.tick()
 
     def close(self) -> None:
@@ -104,6 +115,8 @@ class LivePresenter:
         if self._closed:
             return
         self._closed = True
+        if self._background():
+            self._let_go()
         self._live.stop()
         self._print_above()
         if self._keyboard is not None:
@@ -120,6 +133,13 @@ class LivePresenter:
 
     def _made(self) -> Live:
         return Live(console=self._console, auto_refresh=False, transient=True)
+
+    def _let_go(self) -> None:
+        """Leave the terminal as it is to who has it now."""
+        if self._live.is_started:
+            self._begin_afresh()
+        if self._keyboard is not None:
+            self._keyboard.give_back()
 
     def _begin_afresh(self) -> None:
         """Paint over nothing that stands there: somebody else has had the terminal."""

@@ -9,7 +9,7 @@ from mtrl_cli.display.lines import Redact
 from mtrl_cli.display.plain import PlainPresenter
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState, Stopping
-from mtrl_cli.display.terminal import Screen, abilities, columns
+from mtrl_cli.display.terminal import Screen, abilities, columns, in_background
 
 TICK = 0.25
 """Seconds between two calls of `Presenter.tick`."""
@@ -72,4 +72,5 @@ def presenter(
         unicode=able.unicode,
         play=play,
         keyboard=KEYBOARD,
+        background=in_background,
     )

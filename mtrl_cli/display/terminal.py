@@ -42,6 +42,15 @@ def columns(stream: TextIO | None = None) -> int | None:
     return shutil.get_terminal_size().columns if _is_terminal(stream or sys.stdout) else None
 
 
+def in_background() -> bool:
+    """Whether standard output is the terminal that this process belongs to, and a shell or another
+    of its jobs has it now."""
+    try:
+        return os.tcgetpgrp(1) != os.getpgrp()
+    except (OSError, AttributeError):  # no terminal, another one, or Windows
+        return False
+
+
 def claim_stdout() -> TextIO:
     """Standard output for the caller alone: what anything else prints goes to standard error.
 

@@ -1,5 +1,5 @@
-"""What is typed while a screen is repainted is not echoed, and the keyboard is given back under
-every ending but SIGKILL. On a pseudo-terminal, whose settings are asked from outside."""
+"""What is typed while a screen is repainted is not echoed, and the keyboard is given back whatever
+handled signal ends it. On a pseudo-terminal, whose settings are asked from outside."""
 
 import fcntl
 import os
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from mtrl_cli.runs.processes import process_facts
+from tests.cli.played import episode, rollout
 from tests.cli.processes import command, environment
 
 LONGEST = 30
@@ -129,3 +131,18 @@ def test_a_run_in_the_background_leaves_the_keyboard_to_the_shell(start: Start) 
     terminal = start("finish", "/bin/sh", "-c", f"set -m; {told} & wait $!; echo code=$?")
     terminal.until(terminal.shows("code=0"))
     assert terminal.ended() == 0
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
+def test_a_watcher_gives_the_keyboard_back(
+    start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    here = process_facts(os.getpid())  # a run of this process
+    rollout(tmp_path / "runs", episode(0, 0), status="running", **here)
+    terminal = start("", *command("watch", "last")).quiet()
+    terminal.process.send_signal(number)
+    assert terminal.ended() == 130
+    assert terminal.echoes
+    assert terminal.text.rfind(b"\x1b[?25h") > terminal.text.rfind(b"\x1b[?25l")

@@ -121,3 +121,40 @@ def test_resize_and_suspension_leave_the_terminal_sane(tmux: Tmux) -> None:
     before_the_shell_answered = tmux.past[: tmux.past.index("cancelled: blackjack")]
     assert "xyzzy" not in before_the_shell_answered
     assert "plugh" not in before_the_shell_answered
+
+
+@pytest.mark.long
+def test_in_the_background_the_terminal_is_the_shells(tmux: Tmux) -> None:
+    """With ``&``, and by Ctrl-Z and ``bg``: the shell keeps its cursor, and nothing is drawn."""
+    told = " ".join(map(shlex.quote, command("train", fake=True)))
+    tmux.type(f"PYTHONPATH={ROOT} FAKE_RUN=drain {told} &", "Enter")
+    tmux.until(tmux.shows("READY"))
+    left_alone(tmux)
+    tmux.type("kill %1", "Enter")
+    tmux.until(tmux.shows("cancelled: blackjack"))
+    assert "stopping (SIGTERM)" in tmux.past
+
+    tmux.type("clear", "Enter")
+    tmux.until(lambda: not tmux.shows("cancelled")())
+    start(tmux, "drain")
+    tmux.type("C-z")
+    tmux.until(tmux.shows("Stopped"))
+    tmux.type("clear; bg", "Enter")
+    tmux.until(lambda: not tmux.shows("Stopped")())
+    left_alone(tmux)
+    tmux.type("fg", "Enter")
+    tmux.until(tmux.shows("Ctrl-C: let issued work"))
+    tmux.until(lambda: not tmux.cursor and not tmux.echoes)
+    tmux.type("C-c")
+    tmux.until(tmux.shows("cancelled: blackjack"))
+    tmux.until(lambda: tmux.cursor and tmux.echoes)
+
+
+def left_alone(tmux: Tmux) -> None:
+    """The shell answers, and no drawing comes for as long as several take."""
+    tmux.type("echo shell-$((40 + 2))", "Enter")
+    tmux.until(tmux.shows("shell-42"))
+    time.sleep(1)
+    assert tmux.cursor
+    assert tmux.echoes
+    assert not tmux.shows("Ctrl-C: let issued work")()
