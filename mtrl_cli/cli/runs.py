@@ -12,7 +12,7 @@ from mtrl_cli.display.text import harmless, reward, short_age, table
 from mtrl_cli.runs.places import require_runs_dir
 from mtrl_cli.runs.registry import RunRecord, list_runs
 
-_HEADS = ("run", "experiment", "status", "step", "age", "evaluation", "quarantined")
+_HEADS = ("run", "kind", "experiment", "status", "step", "age", "evaluation", "quarantined")
 _LONGEST = 32
 """Characters of a name on a terminal; elsewhere it is never cut."""
 
@@ -39,7 +39,7 @@ def show_runs(runs: Path, *, as_json: bool) -> int:
             rows = [row[:-1] for row in rows]
         for line in table(rows):
             screen.line(line)
-        _hint([run.id for run in found if run.status == "lost" and "reaped" not in run.state])
+        _hint([run.id for run in found if run.status == "lost" and not _settled(run)])
     return 0
 
 
@@ -75,13 +75,24 @@ def _row(run: RunRecord, now: float, longest: int | None) -> tuple[str, ...]:
     step, steps = state.get("step", 0), state.get("steps")
     return (
         harmless(run.id),
+        harmless(str(state.get("kind", "-")), longest),
         harmless(str(state.get("experiment", "-")), longest),
-        harmless(run.status, longest),
+        harmless(_status(run), longest),
         f"{step}/{steps}" if steps else "-" if state.get("kind") != "train" else f"{step}",
         "-" if age is None else short_age(age),
         _evaluation(state.get("evaluation")),
         str(len(run.quarantined) or "-"),
     )
+
+
+def _status(run: RunRecord) -> str:
+    settled = run.status == "lost" and _settled(run) and not run.quarantined
+    return "lost, settled" if settled else run.status
+
+
+def _settled(run: RunRecord) -> bool:
+    """Whether what a lost run held has been seen to."""
+    return "reaped" in run.state
 
 
 def _evaluation(evaluation: Any) -> str:

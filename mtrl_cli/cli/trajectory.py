@@ -54,9 +54,8 @@ def show_trajectories(
         for record in read_trajectories(file)
         if group in (None, record["group"])
     ]
-    if group is not None:
-        # Members as they are numbered, and the attempts at each in the order they were made.
-        found.sort(key=lambda one: (one[0], one[1]["member"], one[1]["refill"]))
+    # Groups and members as they are numbered, and attempts at each in the order they were made.
+    found.sort(key=lambda one: (one[0], *(one[1][key] for key in ("group", "member", "refill"))))
     there = found
     if member is not None:
         found = [one for one in there if one[1]["member"] == member]

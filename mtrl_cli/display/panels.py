@@ -29,6 +29,9 @@ HEAD_LINES = 8
 """Lines of a screen that are not rows of the table: the head, a blank, the table's head, the
 line that says how many groups are not shown."""
 
+TREND = 10
+"""Steps whose mean reward is told, and against those before, its change."""
+
 WIDE = 110
 """From this width on the table has all its columns."""
 
@@ -154,8 +157,10 @@ def _reward_parts(state: RunState, glyphs: Glyphs) -> Iterable[str]:
         yield from (lines.evaluated_line(result) for result in state.evaluations[-1:])
         return
     yield f"reward {reward(rewards[-1])} {sparkline(rewards[-24:], glyphs.trend)}"
-    if (change := state.trend()) is not None:
-        yield f"10-step {change:+z.3f}"
+    if len(rewards) >= TREND:
+        change = state.trend(TREND)
+        told = "" if change is None else f" ({change:+z.3f})"
+        yield f"last {TREND} {reward(sum(rewards[-TREND:]) / TREND)}{told}"
     metrics = state.metrics
     if "pass_rate" in metrics:
         yield f"passed {metrics['pass_rate']:.0%}"

@@ -18,6 +18,8 @@ class DisplayPlan:
     drain_timeout: float = 60.0
     keep_groups: bool = False
     """Keep finished groups for a table at the end (``mtrl rollout``)."""
+    readable: bool = False
+    """Their trajectories are written, and how to read one is told at the end."""
     total_groups: int | None = None
     """Groups that will be played, where that is all that happens (``mtrl rollout``)."""
     policies: int = 0

@@ -191,7 +191,7 @@ class RunState:
             return None
         return self.rates.left(self.steps - self.step)
 
-    def trend(self, steps: int = 10) -> float | None:
+    def trend(self, steps: int) -> float | None:
         """Mean reward of the last ``steps`` steps less that of the ``steps`` before."""
         if len(self.rewards) < 2 * steps:
             return None

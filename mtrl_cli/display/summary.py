@@ -71,7 +71,7 @@ def _played(groups: list[GroupView], available: int | None, redact: Redact) -> l
 
 def _headline(state: RunState, finished: RunFinished, now: float) -> str:
     experiment = harmless(state.run.experiment if state.run else state.plan.title)
-    took = clock(now - state.started)
+    took = clock(now - state.started if finished.seconds is None else finished.seconds)
     steps = f", {finished.steps} of {state.steps} steps" if state.steps else ""
     reason = f": {harmless(finished.reason)}" if finished.reason else ""
     attempt = f" of attempt {state.attempt}" if state.attempt > 1 else ""
@@ -99,7 +99,7 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
         alike = " (no group's rewards differed)" if set(finished.skipped) == {_ALIKE} else ""
         yield Fact("NOTE", f"nothing was trained{alike}: the policy is unchanged")
     if state.audits:
-        yield Fact("audit", _audits(state.audits))
+        yield Fact("audit", _audits(state))
     if finished.folder:
         yield Fact("run", harmless(finished.folder), copied=True)
     if finished.policy:
@@ -108,6 +108,9 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
             yield Fact("play it", _playing(finished.folder, play), copied=True)
     if finished.resumable is not None:
         yield from going_on(finished.resumable, finished.folder)
+    whole = [one for one in state.finished_groups if one.outcome == "complete" and one.members]
+    if state.plan.readable and finished.folder and whole:
+        yield Fact("read it", _reading(finished.folder, whole), copied=True)
     yield from _quarantine(finished.quarantined)
 
 
@@ -143,9 +146,19 @@ def _kept(resumable: Resumable) -> str:
 
 def _run_at(folder: str) -> str:
     """A run as a command is to find it."""
-    path = Path(folder)
-    where = "" if path.parent == Path("runs") else f" --runs-dir {shlex.quote(str(path.parent))}"
-    return f"{shlex.quote(path.name)}{where}"
+    return f"{shlex.quote(Path(folder).name)}{_runs_dir(folder)}"
+
+
+def _runs_dir(folder: str) -> str:
+    parent = Path(folder).parent
+    return "" if parent == Path("runs") else f" --runs-dir {shlex.quote(str(parent))}"
+
+
+def _reading(folder: str, groups: Sequence[GroupView]) -> str:
+    """The command that shows the first one of the trajectories that were played."""
+    first = min(groups, key=lambda one: one.group)
+    which = f"{first.group}/{min(first.members)}"
+    return harmless(f"mtrl trajectory {folder[-4:]} {which}{_runs_dir(folder)}")
 
 
 def _playing(folder: str, play: str | None) -> str:
@@ -163,11 +176,16 @@ def _quarantine(left: Sequence[str]) -> Iterator[Fact]:
         yield from (Fact("", harmless(name), copied=True) for name in left)
 
 
-def _audits(audits: list[tuple[float, float]]) -> str:
+def _audits(state: RunState) -> str:
+    audits = state.audits
     most = max(value for value, _ in audits)
     mean = sum(value for _, value in audits) / len(audits)
     steps = "1 step" if len(audits) == 1 else f"{len(audits):,} steps"
-    return f"sampler and trainer differ by {gap(most)} at most, {gap(mean)} in the mean of {steps}"
+    # Those of earlier attempts were told by them; `mtrl show` has read them all.
+    of = " of this attempt" if state.run is not None and state.run.step else ""
+    return (
+        f"sampler and trainer differ by {gap(most)} at most, {gap(mean)} in the mean of {steps}{of}"
+    )
 
 
 def _reward(state: RunState, before: Evaluated | None, after: Evaluated | None) -> Iterator[Fact]:

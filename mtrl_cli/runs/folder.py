@@ -19,6 +19,7 @@ from mtrl_cli.runs.control import beat
 from mtrl_cli.runs.files import RecordFile, redacted, write_document
 from mtrl_cli.runs.ledger import Ledger
 from mtrl_cli.runs.processes import process_facts
+from mtrl_cli.runs.registry import attempt_began
 
 Redact = Callable[[str], str]
 
@@ -140,6 +141,12 @@ class RunFolder:
     def created(self) -> float:
         """When the run began, in Unix seconds."""
         return float(self._state["created"])
+
+    @property
+    def seconds(self) -> float | None:
+        """How long this attempt took, once it has ended."""
+        ended = self._state["ended"]
+        return None if ended is None else float(ended) - attempt_began(self._state)
 
     @property
     def evaluation(self) -> Mapping[str, Any]:

@@ -57,6 +57,15 @@ class RunRecord:
         return borrows if isinstance(borrows, dict) else {}
 
 
+def attempt_began(state: Mapping[str, Any]) -> float:
+    """When the latest attempt of the run whose ``run.json`` is ``state`` began, in Unix seconds; 0
+    where that is not known."""
+    resumed = state.get("resumed")
+    last = resumed[-1] if isinstance(resumed, list) and resumed else None
+    found = last.get("time") if isinstance(last, dict) else None
+    return float(found or state.get("created") or 0.0)
+
+
 def read_run(path: Path) -> RunRecord:
     """The run in this folder, as it stands now."""
     try:

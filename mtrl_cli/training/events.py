@@ -159,3 +159,5 @@ class RunFinished:
     """What a stopped training run can be resumed from."""
     failed: int = 0
     """Episodes without a reward, which were played again or left out."""
+    seconds: float | None = None
+    """How long the attempt took, as ``run.json`` tells; None for a run without a folder."""

@@ -332,6 +332,7 @@ class Frame:
             quarantined=self._left(),
             resumable=None if status == "finished" else self._resumable(),
             evaluated=outcome.evaluated,
+            seconds=self.folder.seconds,
         )
         self.observer(finished)
         return finished

@@ -60,3 +60,21 @@ def test_a_killed_run_lasted_until_its_last_sign_of_life(tmp_path: Path) -> None
     line = {"step": 1, "attempt": 2, "time": 5030.0}
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert "lost: e in 00:00:30 of attempt 2\n" in mtrl("show", "last", cwd=tmp_path).stdout
+
+
+def test_runs_tells_of_what_kind_they_are_and_which_lost_ones_are_settled(tmp_path: Path) -> None:
+    seen = {}
+    for number, state in enumerate(({}, {"reaped": {}})):
+        rollout(tmp_path / f"{number}", kind="doctor", status="lost", **state)
+        done = mtrl("runs", "--runs-dir", f"{number}", cwd=tmp_path)
+        head, row = done.stdout.splitlines()
+        assert head.split()[:4] == ["run", "kind", "experiment", "status"]
+        assert row.split()[1:3] == ["doctor", "e"]
+        seen[number] = ("lost, settled" in row, "mtrl cancel" in done.stderr)
+    assert seen == {0: (False, True), 1: (True, False)}
+
+
+def test_groups_are_listed_in_their_order_however_they_finished(tmp_path: Path) -> None:
+    rollout(tmp_path / "runs", episode(2, 0), episode(0, 1), episode(10, 0), episode(0, 0))
+    rows = mtrl("trajectory", "last", cwd=tmp_path).stdout.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["0", "2", "10"]

@@ -362,7 +362,7 @@ def test_the_heads_figures_stand_whole_or_not_at_all(width: int) -> None:
     head = watched.frame()[:5]
     first = f"reward 0.200 {sparkline([n / 100 for n in range(1, 21)], '▁▂▃▄▅▆▇█')}"
     assert first.endswith("▇██")
-    assert head[3].startswith(f"{first}  10-step +0.100  passed 41%")
+    assert head[3].startswith(f"{first}  last 10 0.155 (+0.100)  passed 41%")
     assert head[4].startswith("busy 22/64  gen 200 tok/s  traj 120/min  tokens 200  stale 0.4/1")
     wide = width == 140
     assert ("loss -0.0041" in head[3]) == wide
@@ -527,3 +527,35 @@ def test_a_run_without_a_step_offers_no_policy_to_play() -> None:
     watched.see(RunFinished(RUN, FOLDER, "cancelled", None, 0, 0, 0, "u/v0", None, None, {}))
     watched.presenter.close()
     assert "play it" not in watched.text
+
+
+@pytest.mark.parametrize(("behind", "of"), [(0, ""), (4, " of this attempt")])
+def test_the_audits_of_a_resumed_run_are_said_to_be_the_attempts(behind: int, of: str) -> None:
+    watched = Watched(None)
+    watched.see(
+        RunStarted(RUN, FOLDER, "blackjack", 50, "local", {}, behind),
+        StepFinished(behind + 1, 50, "u/p", {"parity_max": 2e-6, "parity_mean": 2e-7}),
+        RunFinished(RUN, FOLDER, "finished", None, 3, 24, 5000, None, None, None, {}),
+    )
+    watched.presenter.close()
+    assert f" 2e-07 in the mean of 1 step{of}\n" in watched.text
+
+
+def test_a_rollout_says_how_its_first_trajectory_is_read() -> None:
+    plan = DisplayPlan("rollout blackjack", keep_groups=True, readable=True)
+    watched = begun(Watched(None, plan))
+    for group in (2, 1):
+        watched.see(MemberFinished(group, 0, "done", 1.0, 3, 300, 0))
+        watched.see(GroupFinished(group, 0.5, "complete"))
+    watched.see(RunFinished(RUN, FOLDER, "finished", None, 0, 24, 5000, "base", None, None, {}))
+    watched.presenter.close()
+    assert watched.text.splitlines()[-1] == "read it    mtrl trajectory a7aa 1/0"
+
+
+def test_a_run_lasted_as_long_as_its_folder_says() -> None:
+    watched = begun(Watched(None))
+    watched.clock.now += 62
+    ended = RunFinished(RUN, FOLDER, "finished", None, 3, 24, 0, None, None, None, {})
+    watched.see(replace(ended, seconds=55.2))
+    watched.presenter.close()
+    assert "finished: blackjack, 3 of 50 steps in 00:00:55\n" in watched.text

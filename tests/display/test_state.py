@@ -140,7 +140,7 @@ def test_a_state_that_became_another_counts_for_itself(state: RunState) -> None:
 def test_the_trend_compares_the_last_steps_with_those_before(state: RunState) -> None:
     for number in range(1, 21):
         step(state, number, 10.0 * number, reward=0.0 if number <= 10 else 0.25)
-    assert state.trend() == pytest.approx(0.25)
+    assert state.trend(10) == pytest.approx(0.25)
 
 
 def test_a_borrow_counts_until_it_is_known_to_be_returned(state: RunState) -> None:

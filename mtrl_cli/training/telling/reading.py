@@ -16,7 +16,7 @@ from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.ledger import unstepped
 from mtrl_cli.runs.reap import read_entries
-from mtrl_cli.runs.registry import RunRecord
+from mtrl_cli.runs.registry import RunRecord, attempt_began
 from mtrl_cli.runs.takeover import ANEW, beginning
 from mtrl_cli.runs.trajectories import read_trajectories
 from mtrl_cli.training.events import (
@@ -40,7 +40,7 @@ def story(run: RunRecord) -> list[Told]:
     Raises:
         MtrlError: its commits are damaged.
     """
-    state, began = run.state, _began(run.state)
+    state, began = run.state, attempt_began(run.state)
     history = read_history(run.path / "commits.jsonl")
     metrics = _metrics(run.path)
     told: list[Told] = [(began, _made(run)), (began, _started(run))]
@@ -67,19 +67,11 @@ def last_seen(run: RunRecord) -> float:
     ended = run.state.get("ended")
     if run.status != "lost" and isinstance(ended, int | float):
         return float(ended)
-    signs = [_began(run.state)]
+    signs = [attempt_began(run.state)]
     signs += (float(line.get("time", 0.0)) for line in read_records(run.path / "metrics.jsonl"))
     with suppress(OSError):
         signs.append((run.path / "heartbeat").stat().st_mtime)
     return max(signs)
-
-
-def _began(state: Mapping[str, Any]) -> float:
-    """When the latest attempt began."""
-    resumed = state.get("resumed")
-    last = resumed[-1] if isinstance(resumed, list) and resumed else None
-    found = last.get("time") if isinstance(last, dict) else None
-    return float(found or state.get("created") or 0.0)
 
 
 def evaluations(state: Mapping[str, Any]) -> dict[str, Evaluated]:
@@ -172,6 +164,7 @@ def _finished(run: RunRecord, history: History, evaluation: Mapping[str, Evaluat
         quarantined=run.quarantined,
         evaluated=evaluation.get("eval"),
         resumable=resumable(run, history),
+        seconds=last_seen(run) - attempt_began(state),
     )
 
 
