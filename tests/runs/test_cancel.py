@@ -121,7 +121,8 @@ async def test_a_killed_run_is_lost_at_once_and_its_model_is_unloaded(tmp_path: 
             run.process.kill()
             run.process.wait()
             listed = await asyncio.to_thread(mtrl, "runs", cwd=tmp_path)
-            assert listed.stdout.splitlines()[1].split()[:4] == [run.id, "***", "lost", "0/1000"]
+            row = listed.stdout.splitlines()[1].split()
+            assert row[:5] == [run.id, "train", "***", "lost", "0/1000"]
             assert f"mtrl cancel {run.id}" in listed.stderr
             await server.stop()
 

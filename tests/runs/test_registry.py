@@ -168,9 +168,9 @@ def test_the_list_as_a_table_and_as_json(runs: Path) -> None:
     table = mtrl("runs", cwd=runs.parent)
     assert table.returncode == 0
     head, first, *_ = table.stdout.splitlines()
-    assert " ".join(head.split()) == "run experiment status step age evaluation quarantined"
+    assert " ".join(head.split()) == "run kind experiment status step age evaluation quarantined"
     assert first.split() == [
-        *(THIRD, "black\\x1b[31mjack", "finished", "150/150", "2h"),
+        *(THIRD, "-", "black\\x1b[31mjack", "finished", "150/150", "2h"),
         *("-0.412", "→", "-0.060", "1"),
     ]
     listed = json.loads(mtrl("runs", "--json", "--runs-dir", "runs", cwd=runs.parent).stdout)
