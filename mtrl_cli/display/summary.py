@@ -88,7 +88,9 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
     attempts = f" in {state.attempt} attempts" if state.attempt > 1 else ""
     yield Fact("episodes", f"{finished.episodes:,}{attempts}, {tokens}")
     if finished.failed:
-        number = counted(finished.failed, "episode")
+        every = finished.failed + finished.episodes
+        number = f"{finished.failed:,} of {counted(every, 'episode')}"
+        number += f" ({finished.failed / every:.1%})"
         where = harmless(f"mtrl trajectory {_run_at(finished.folder)}")
         yield Fact("failed", f"{number}, played again or left out; named by:")
         yield Fact("", where, copied=True)

@@ -116,7 +116,7 @@ class _Evaluating:
         for group in groups:
             self._games[self._labels[group.admission.policy]].append(game_of(group, self._passed))
             self._frame.outcome.totals.consume([group], {})
-            self._frame.calling.gathered([group], self._parts.task.tools)
+            self._frame.batches.gathered([group], self._parts.task.tools)
             if group.failed is not None:
                 self._failed.append(group)
         self._unwritten += groups
@@ -134,7 +134,7 @@ class _Evaluating:
     def _record(self) -> None:
         """The rival first, as the policy is compared with it."""
         self._write()
-        self._frame.calling.ended(self._parts.task.tools)
+        self._frame.batches.ended("the evaluation", self._parts.task.tools)
         book = Evaluations(self._frame.folder.path)
         for label in (RIVAL, LABEL):
             games = self._games.get(label, [])

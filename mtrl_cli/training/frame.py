@@ -46,7 +46,7 @@ from mtrl_cli.training.events import (
     RunStarted,
 )
 from mtrl_cli.training.plan import TrainingPlan
-from mtrl_cli.training.telling.calling import Calling
+from mtrl_cli.training.telling.batches import Batches
 from mtrl_cli.training.telling.failing import Failing
 from mtrl_cli.training.telling.relaying import Relaying
 from mtrl_cli.training.telling.straining import strain_told
@@ -97,7 +97,7 @@ class Frame:
         self.behind = 0
         """Steps that earlier attempts have committed."""
         self._failing = Failing(self.notice)
-        self.calling = Calling(self.notice, experiment.server.renderer, self._command())
+        self.batches = Batches(self.notice, experiment.server.renderer, self._command())
         self._leaks = False
         """The server hands gradients that were not stepped on to the next model."""
         self._begun = False
@@ -200,7 +200,7 @@ class Frame:
             plan,
             run=self.folder.id,
             label=label,
-            heard=lambda groups: self.calling.heard(groups, parts.task.tools),
+            heard=lambda groups: self.batches.evaluated(groups, parts.task.tools, label),
         )
         played = await until_drain(games, self.stop)
         if played is None:

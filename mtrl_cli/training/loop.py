@@ -17,7 +17,7 @@ snapshot is kept.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from mtrl_cli.rollout import seeds
@@ -54,7 +54,7 @@ from mtrl_cli.training.step.batch import Batch, KlPenalty, build_batch
 from mtrl_cli.training.step.groups import GroupRules, TrainingBatch, training_groups
 from mtrl_cli.training.step.metrics import outcome_metrics, rollout_metrics, training_metrics
 from mtrl_cli.training.step.reference import recorded_of, reference_logprobs
-from mtrl_cli.training.telling.calling import Calling
+from mtrl_cli.training.telling.batches import Batches
 from mtrl_cli.training.totals import Totals
 
 
@@ -92,7 +92,7 @@ class TrainingLoop:
         observer: Observer,
         stop: StopRequest,
         totals: Totals,
-        calling: Calling | None = None,
+        batches: Batches | None = None,
     ) -> None:
         self._plan = plan
         self._rollout = rollout
@@ -104,7 +104,7 @@ class TrainingLoop:
         self._observer = observer
         self._stop = stop
         self._totals = totals
-        self._calling = calling
+        self._batches = batches
         self.committed: PolicySnapshot | None = None
         """The policy of the last commit."""
         self._open_groups: set[int] = set()
@@ -129,11 +129,11 @@ class TrainingLoop:
                 if not groups:
                     break
                 clock.lap("seconds_sampling")
-                if self._calling is not None:
-                    self._calling.heard(groups, self._task.tools)
 
                 kept = training_groups(groups, self._rules(policy))
                 self._check_alive(groups, kept)
+                if self._batches is not None:
+                    self._batches.stepped(step + 1, groups, self._task.tools, kept.outcomes)
                 with clock.part("seconds_reference"):
                     penalty = await self._penalty(step, start.initial, kept)
                 batch = build_batch(kept, plan.advantage, penalty, plan.weighting)
@@ -322,12 +322,21 @@ class TrainingLoop:
         evaluation: EvaluationPlan = self._plan.evaluation_during
         self._observer(PhaseStarted("evaluation", step + 1))
         label = step_label(step + 1)
-        played = await until_drain(
-            evaluate(
-                self._rollout, self._task, policy, evaluation, run=self._folder.id, label=label
-            ),
-            self._stop,
+
+        def heard(groups: Sequence[Group]) -> None:
+            if self._batches is not None:
+                self._batches.evaluated(groups, self._task.tools, label)
+
+        games = evaluate(
+            self._rollout,
+            self._task,
+            policy,
+            evaluation,
+            run=self._folder.id,
+            label=label,
+            heard=heard,
         )
+        played = await until_drain(games, self._stop)
         if played is None:
             return
         result = Evaluations(self._folder.path).record(played, against="before")

@@ -72,7 +72,8 @@ async def play(
         finally:
             played.sort(key=lambda group: group.admission.group)
             _record(frame, played)
-            frame.calling.heard(played, parts.task.tools)
+            frame.batches.gathered(played, parts.task.tools)
+            frame.batches.ended("the rollout", parts.task.tools)
         if played and all(group.failed for group in played):
             raise unplayable(f"all {len(played)} groups failed", played)
 

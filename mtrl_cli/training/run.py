@@ -141,7 +141,7 @@ async def _train(frame: Frame, parts: Parts, operations: Operations, start: Star
         observer=frame.observer,
         stop=frame.stop,
         totals=outcome.totals,
-        calling=frame.calling,
+        batches=frame.batches,
     )
     try:
         final = await loop.run(start)

@@ -2,10 +2,13 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from mtrl_cli.rollout.events import MemberFinished
-from mtrl_cli.training.telling.failing import KINDS, Failing
+from mtrl_cli.training.telling.failing import KINDS, Failing, Losses
 from tests.cli.processes import mtrl
 
 ENVIRONMENT = """
@@ -42,6 +45,29 @@ def test_the_first_of_each_kind_is_told() -> None:
     assert len(told) == KINDS
 
 
+NAN = [f"Env{n} returned the reward nan" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("played", "reasons", "says"),
+    [
+        (0, (), None),
+        (10, (), None),
+        (11, NAN, None),
+        (10, NAN, "5 of 10 episodes of step 1 failed, all alike: Env0 returned the reward nan"),
+        (9, [*NAN, "lost"],
+         "6 of 9 episodes of step 1 failed, 5 of them alike: Env0 returned the reward nan"),
+        (2, ["lost"], "1 of 2 episodes of step 1 failed: lost"),
+        (3, ["lost", "late"], "2 of 3 episodes of step 1 failed, none alike, such as: lost"),
+        (5, NAN, None),  # the run ends with the reason
+    ],
+)  # fmt: skip
+def test_most_episodes_of_a_batch_failed(
+    played: int, reasons: Sequence[str], says: str | None
+) -> None:
+    assert Losses(played, reasons).told("step 1") == says
+
+
 def test_an_environment_that_fails_now_and_then(tmp_path: Path) -> None:
     (tmp_path / "sometimes.py").write_text(ENVIRONMENT)
     ended = mtrl(
@@ -58,11 +84,13 @@ def test_an_environment_that_fails_now_and_then(tmp_path: Path) -> None:
 
     (folder,) = (tmp_path / "runs").glob("2*")
     assert "winner" in (folder / "log.txt").read_text()
-    count = int(re.findall(r"^failed +(\d+) episodes?, ", ended.stdout + ended.stderr, re.M)[0])
+    count = int(
+        re.findall(r"^failed +(\d+) of \d+ episodes ", ended.stdout + ended.stderr, re.M)[0]
+    )
     shown = mtrl("trajectory", "last", "--json", cwd=tmp_path)
     rewards = [json.loads(one)["reward"] for one in shown.stdout.splitlines()]
     assert count == rewards.count(None) > 0
     later = mtrl("show", "last", cwd=tmp_path).stdout
-    assert f"{count} episode" in later
+    assert f"failed     {count} of 48 episodes" in later
     (warned,) = [line for line in later.splitlines() if line.startswith("warned")]
     assert warned.split(maxsplit=1)[1] == told[0].partition("WARN  ")[2]

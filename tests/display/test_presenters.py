@@ -339,7 +339,7 @@ def test_failed_episodes_are_counted_with_the_command_that_names_them(
     ended = RunFinished(RUN, folder, "finished", None, 3, 24, 5000, None, None, None, {}, failed=2)
     watched.see(ended)
     watched.presenter.close()
-    told = "failed     2 episodes, played again or left out; named by:"
+    told = "failed     2 of 26 episodes (7.7%), played again or left out; named by:"
     assert f"{told}\n           mtrl trajectory {RUN}{option}\n" in watched.text
 
 

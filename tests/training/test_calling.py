@@ -10,7 +10,7 @@ from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.rollout.trajectory import CallRecord, Stop, Trajectory, Turn
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.training.events import Notice
-from mtrl_cli.training.telling.calling import Turns, advice, judged
+from mtrl_cli.training.telling.calling import Kind, Turns, advice, judged
 from tests.rollout.helpers import admission
 from tests.training.helpers import tokens_of
 from tests.training.runs import train_on
@@ -63,6 +63,13 @@ def test_the_cause_is_named(wrong: Trajectory, says: str) -> None:
     assert advice(turns, TOOLS, "qwen3") is None
 
 
+def test_the_turn_in_which_an_episode_failed_was_executed() -> None:
+    refused = Turn("", 5, (call("play", "No argument 'x'", error=True),))
+    for stop in (Stop.ENV_FAILURE, Stop.TIMEOUT):
+        kinds = [one.kind for one in judged(game(stop, refused, refused), TOOLS)]
+        assert kinds == [Kind.REFUSED, Kind.EXECUTED]
+
+
 def test_the_most_frequent_cause_is_named() -> None:
     silent, cut = Turn("so", 2, ()), Turn("so", 2, ())
     turns = Turns()
@@ -80,11 +87,16 @@ TOKENIZER = load_tokenizer("mtrl-tiny")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "turns"),
-    [(("train.steps=7",), 20), (("train.steps=1", "eval.games=24"), 24)],
+    ("overrides", "turns", "more"),
+    [
+        (("train.steps=7",), 20, "; more: mtrl trajectory {run} --runs-dir {runs}"),
+        (("train.steps=1", "eval.games=24"), 24, ""),  # an evaluation is not saved
+    ],
     ids=["steps of 4 turns", "an evaluation"],
 )
-async def test_a_run_tells_it_once(tmp_path: Path, overrides: Sequence[str], turns: int) -> None:
+async def test_a_run_tells_it_once(
+    tmp_path: Path, overrides: Sequence[str], turns: int, more: str
+) -> None:
     ids = [*TOKENIZER.encode(WRITTEN), TOKENIZER.convert_tokens_to_ids("<|im_end|>")]
 
     def answers(tokens: Any, seed: int) -> tuple[list[int], list[float]]:
@@ -97,10 +109,10 @@ async def test_a_run_tells_it_once(tmp_path: Path, overrides: Sequence[str], tur
             told.append(event.text)
 
     async with ScriptedPolicyServer(sampler=answers) as server:
-        more = ("group.size=4", *overrides)
-        run = await train_on(server.url, tmp_path / "runs", *more, observer=hear)
+        small = ("group.size=4", *overrides)
+        run = await train_on(server.url, tmp_path / "runs", *small, observer=hear)
     assert told == [
         f"100% of {turns} turns end in no tool call that could be executed; {turns} of them hold no"
         f" call, such as '{WRITTEN}': let the task's prompt ask for one, and see whether the model"
-        f" was trained to call tools; more: mtrl trajectory {run.run} --runs-dir {tmp_path}/runs"
+        f" was trained to call tools{more.format(run=run.run, runs=tmp_path / 'runs')}"
     ]

@@ -2,7 +2,8 @@
 
 Every turn of a step, or of an evaluation, falls under one of the `Kind`s by what is recorded of
 it. Whole batches are judged, never the first turns that come: the shortest episodes, which are
-those without a call, finish first.
+those without a call, finish first. The turn in which an episode failed was executed: it is the
+environment that failed then.
 """
 
 import re
@@ -46,7 +47,10 @@ def judged(game: Trajectory, tools: Sequence[str]) -> Iterator[Judged]:
     """The turns of an episode whose tools have these names."""
     for number, turn in enumerate(game.turns):
         last = number + 1 == len(game.turns)
-        yield _judged(turn, game.stop if last else None, tools)
+        if last and game.failed:
+            yield Judged(Kind.EXECUTED, "")
+        else:
+            yield _judged(turn, game.stop if last else None, tools)
 
 
 def _judged(turn: Turn, stop: Stop | None, tools: Sequence[str]) -> Judged:
@@ -131,35 +135,34 @@ def _short(text: str) -> str:
 
 
 class Calling:
-    """Hears batches of groups. ``tell`` hears one line a run at most; ``more`` ends it."""
+    """Hears batches of groups. ``tell`` hears one line a run at most."""
 
-    def __init__(self, tell: Callable[[str], None], renderer: str, more: str) -> None:
+    def __init__(self, tell: Callable[[str], None], renderer: str) -> None:
         self._tell = tell
         self._renderer = renderer
-        self._more = more
         self._turns = Turns()
         self._told = False
 
-    def heard(self, groups: Iterable[Group], tools: Sequence[ToolSpec]) -> None:
-        """One whole step, or one whole evaluation."""
-        self.gathered(groups, tools)
-        self.ended(tools)
-
     def gathered(self, groups: Iterable[Group], tools: Sequence[ToolSpec]) -> None:
-        """A part of one; `ended` says when it is whole."""
+        """A part of a batch; `ended` says when it is whole."""
         if not self._told:
             names = _names(tools)
-            games = (game for group in groups for game in group.members)
+            games = (game for group in groups for game in (*group.members, *group.failures))
             self._turns.add(turn for game in games for turn in judged(game, names))
 
-    def ended(self, tools: Sequence[ToolSpec]) -> None:
+    def ended(self, tools: Sequence[ToolSpec], more: str) -> None:
+        """The batch is whole; ``more`` ends the line, if there is one."""
         if self._told or not self._turns.enough:
             return
         found = advice(self._turns, _names(tools), self._renderer)
-        self._turns = Turns()
+        self.forget()
         if found is not None:
             self._told = True
-            self._tell(f"{found}{self._more}")
+            self._tell(f"{found}{more}")
+
+    def forget(self) -> None:
+        """Judge nothing of what was gathered."""
+        self._turns = Turns()
 
 
 def _names(tools: Sequence[ToolSpec]) -> list[str]:

@@ -1,12 +1,15 @@
-"""Failed episodes, as they are told while a run goes on: the first of each kind, with its reason.
+"""Failed episodes, as they are told while a run goes on: the first of each kind, with its reason;
+and once a run, that most of a batch have failed.
 
 A kind is a reason without its numbers: a thousand lost connections are told once.
 """
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from mtrl_cli.rollout.events import MemberFinished
+from mtrl_cli.rollout.group import Group
 
 KINDS = 8
 """Kinds that are told; who has more has seen enough of them."""
@@ -24,9 +27,50 @@ class Failing:
     def heard(self, event: MemberFinished) -> None:
         if event.failure is None:
             return
-        kind = _NUMBER.sub("#", event.failure)
+        kind = _kind(event.failure)
         if kind in self._kinds or len(self._kinds) == KINDS:
             return
         self._kinds.add(kind)
         where = "; its traceback is in log.txt" if event.trace is not None else ""
         self._tell(f"an episode failed ({event.stop}) and has no reward: {event.failure}{where}")
+
+
+class Losses:
+    """The episodes of a batch, those that were played again too, and why some of them failed."""
+
+    def __init__(self, played: int = 0, reasons: Iterable[str] = ()) -> None:
+        self.played = played
+        self._kinds: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+        self._add(reasons)
+
+    def gathered(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            self.played += len(group.members) + len(group.failures)
+            self._add(one.failure or one.stop.value for one in group.failures)
+
+    def _add(self, reasons: Iterable[str]) -> None:
+        for reason in reasons:
+            self._kinds[_kind(reason)] += 1
+            self._first.setdefault(_kind(reason), reason)
+
+    @property
+    def most(self) -> bool:
+        """Half of the episodes or more have failed."""
+        return 0 < self.played <= 2 * self._kinds.total()
+
+    def told(self, batch: str) -> str | None:
+        """One line about them, where most of ``batch`` failed; None where all did, as the run then
+        ends with the reason."""
+        failed = self._kinds.total()
+        if not self.most or failed == self.played:
+            return None
+        kind, alike = self._kinds.most_common(1)[0]
+        how = "" if failed == 1 else ", all alike" if alike == failed else ", none alike, such as"
+        if 1 < alike < failed:
+            how = f", {alike:,} of them alike"
+        return f"{failed:,} of {self.played:,} episodes of {batch} failed{how}: {self._first[kind]}"
+
+
+def _kind(reason: str) -> str:
+    return _NUMBER.sub("#", reason)
