@@ -73,19 +73,20 @@ class Batches:
         self._outcomes.update(outcomes.values())
         told = untrained(self._outcomes) if self._steps == FIRST else None
         if told is not None:
-            self._tell(f"the first {FIRST} steps {told}")
+            self._tell(told)
 
 
 def untrained(outcomes: Mapping[str, int]) -> str | None:
-    """What to say of steps whose groups came out so; None where one of them had an advantage."""
+    """What to say of the first steps by how their groups came out; None where one was trained."""
     if outcomes.get(TRAINED):
         return None
     alike, others = outcomes.get(_ALIKE, 0), _others(outcomes.items())
     if not alike:
-        return f"had no group to train: {others}"
+        return f"the first {FIRST} steps had no group to train: {others}"
+    equal = f"{alike:,} of equal rewards{others and f', {others}'}"
     return (
-        f"had no group whose rewards differ: {alike:,} of equal rewards{others and f', {others}'};"
-        " that teaches nothing. See whether the task's reward tells good episodes from bad ones;"
+        f"the first {FIRST} steps had no group whose rewards differ: {equal}; that teaches nothing."
+        " See whether the task's reward tells good episodes from bad ones;"
         " a larger group.size or group.temperature makes them differ more"
     )
 
