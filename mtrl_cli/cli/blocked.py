@@ -17,7 +17,8 @@ PATIENCE = 10.0
 """Seconds without a beat until it is told."""
 
 _LOOK_EVERY = 1.0
-_OTHERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_STDLIB = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _OWN = str(Path(__file__).resolve().parents[1])
 
 
@@ -32,6 +33,8 @@ class LoopWatch:
         self._tell = tell
         self._loop_thread = threading.get_ident()
         self._beat = time.monotonic()
+        self._worked = time.process_time()
+        """The CPU time of the process at the last look."""
         self._told: set[str] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mtrl-loop-watch", daemon=True)
@@ -51,10 +54,11 @@ class LoopWatch:
         patience = PATIENCE
         looked = time.monotonic()
         while not self._end.wait(min(_LOOK_EVERY, patience / 4)):
-            now = time.monotonic()
-            if now - looked > patience / 2:
-                self._beat = now  # the whole process slept, as after Ctrl-Z
-            looked = now
+            now, worked = time.monotonic(), time.process_time()
+            slept = now - looked - (worked - self._worked)
+            if slept > patience / 2:
+                self._beat = now  # the whole process did, as after Ctrl-Z
+            looked, self._worked = now, worked
             if now - self._beat < patience:
                 continue
             frame = sys._current_frames().get(self._loop_thread)
@@ -69,11 +73,25 @@ class LoopWatch:
 
 
 def _place(frame: FrameType) -> str:
-    """Where it stands: in code that is neither installed nor mtrl's, if there is any on the way."""
-    frames = list(_outward(frame))
-    theirs = (one for one in frames if not one.f_code.co_filename.startswith((*_OTHERS, _OWN)))
-    at = next(theirs, frames[0])
+    """Where it stands: in the innermost code of somebody's own, else of an installed package, else
+    of all."""
+    frames = [one for one in _outward(frame) if not _begins(one)] or [frame]
+    at = min(frames, key=lambda one: _distance(one.f_code.co_filename))
     return f"{at.f_code.co_filename}:{at.f_lineno} in {at.f_code.co_name}"
+
+
+def _distance(file: str) -> int:
+    """From who can mend it."""
+    if file.startswith(_OWN):
+        return 2
+    if file.startswith(_INSTALLED):  # which may lie below the standard library
+        return 1
+    return 2 if file.startswith(_STDLIB) else 0
+
+
+def _begins(frame: FrameType) -> bool:
+    """What every process begins with: the console script, runpy."""
+    return frame.f_code.co_name == "<module>" or frame.f_code.co_filename.startswith("<frozen")
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:

@@ -137,7 +137,10 @@ class Session:
             self._broken = self._broken or error
 
     def _blocked(self, told: str) -> None:
-        """In a thread: the event loop stands still, and nobody else draws."""
+        """In a thread: the event loop stands still, and nobody else draws. Before there is a run,
+        it is what is imported that takes so long."""
+        if self._presenter.state.run is None:
+            return
         self._observe(Notice(told))
         with contextlib.suppress(Exception):  # the loop moves again and draws, too
             self._presenter.tick()

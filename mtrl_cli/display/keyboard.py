@@ -55,6 +55,10 @@ class Keyboard:
                 self._promised = True
             off = termios.ECHO | (termios.ICANON if keys else 0)
             settings = termios.tcgetattr(self._terminal)
+            if not settings[_LOCAL] & termios.ECHO:
+                # Another one has taken it: what it was before is known to that one only, which
+                # gives it back. This one takes it then.
+                return False
             before = termios.tcgetattr(self._terminal)
             settings[_LOCAL] &= ~off
             # Noted before, as a signal may end the process in between, and once more after: it may

@@ -5,9 +5,15 @@ import os
 import re
 import signal
 import subprocess
+import sysconfig
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from mtrl_cli.cli import blocked
 from tests.cli.processes import FAKE, command, environment, mtrl, on_terminal
 
 HELD = re.compile(rf"nothing has moved for \d+ s: {re.escape(str(FAKE))}:\d+ in _holds_up holds up")
@@ -20,6 +26,30 @@ def test_it_is_told_once_and_before_it_ends(tmp_path: Path) -> None:
     (told,) = [line for line in lines if HELD.search(line)]
     assert "WARN" in told
     assert lines.index(told) < next(at for at, line in enumerate(lines) if "step 1/2" in line)
+
+
+WAITS = """
+def waits(made):
+    watch = made()
+    watch.start()
+    time.sleep(2)
+    watch.close()
+"""
+
+
+def test_where_nothing_is_the_users_own_an_installed_package_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocked, "PATIENCE", 0.3)
+    file = f"{sysconfig.get_path('purelib')}/oddpkg/task.py"
+    names: dict[str, Any] = {"time": time}
+    exec(compile(WAITS, file, "exec"), names)
+    told: list[str] = []
+    thread = threading.Thread(target=names["waits"], args=(lambda: blocked.LoopWatch(told.append),))
+    thread.start()
+    thread.join()
+    [line] = told
+    assert f"{file}:5 in waits holds up every episode" in line
 
 
 def test_a_script_hears_of_it_too(tmp_path: Path) -> None:
