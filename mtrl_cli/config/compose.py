@@ -35,12 +35,12 @@ from mtrl_cli.config.defaults import (
     without_hydras_own,
     without_self,
 )
-from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.errors import ConfigError, together
 from mtrl_cli.config.keys import schema_keys
-from mtrl_cli.config.lines import written
+from mtrl_cli.config.lines import holds_itself, written
 from mtrl_cli.config.locate import locate
 from mtrl_cli.config.overrides import CheckedOverride, check_all, split_conf
-from mtrl_cli.config.refusals import all_refused, refuse_dotted, wrong_value
+from mtrl_cli.config.refusals import all_refused, refuse_dotted
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
     Redactor,
@@ -50,7 +50,8 @@ from mtrl_cli.config.secrets import (
     redactor,
     secret_keys,
 )
-from mtrl_cli.config.sources import Sources, value_at
+from mtrl_cli.config.shapes import shape_errors
+from mtrl_cli.config.sources import Sources, value_at, wrong_shapes
 
 _BEYOND = 2**64
 
@@ -152,6 +153,12 @@ def compose(
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if line := holds_itself(file):
+        raise ConfigError(
+            "a part of the file holds itself, by an anchor (`&`)",
+            at=places.named(file, line),
+            hint="write out what is meant",
+        )
     try:
         node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except yaml.YAMLError as error:
@@ -211,6 +218,8 @@ def _compose(
         except RecursionError as error:
             raise ConfigError("its defaults lead back to itself", at=places.shown(file)) from error
         except Exception as error:  # Hydra lets through whatever reading a group's file raised
+            if wrong := wrong_shapes(file, dirs, overrides):
+                raise together(wrong) from error
             raise ConfigError(
                 f"cannot compose: {_first_line(error).replace(PRIMARY, file.name)}",
                 at=named_file(str(error), file, dirs),
@@ -240,21 +249,17 @@ def _typed(asked: str, container: dict[str, Any], sources: Sources) -> Composed:
     """Merge into the schema, which refuses unknown keys and wrong types."""
     set_by = sources.set_by
     refuse_dotted(container, set_by)
-    for key, value in _nodes(container):
-        if (kind := schema_keys().get(key)) == "section" and not isinstance(value, dict):
-            raise ConfigError(
-                f"{key} is a section, not one value: {value!r:.60}",
-                at=set_by(key, value),
-                hint="write its keys below it"
-                if "." in key
-                else f"write its keys below it, or choose an option in the defaults list: "
-                f"`- override {key}: NAME`",
-            )
-        if kind == "open" and isinstance(value, list):  # OmegaConf would not say which key it is
-            raise wrong_value(key, value, set_by(key, value))
+    if wrong := shape_errors(container, lambda key: set_by(key, value_at(container, key))):
+        raise together(wrong)
     for key, value, _ in leaves(container):
         if isinstance(value, int) and abs(value) >= _BEYOND:  # also for OmegaConf, where it ends
             raise ConfigError(f"{key}: a number far beyond every bound", at=set_by(key, value))
+        if isinstance(value, str) and "\0" in value and ".params" not in key:
+            raise ConfigError(
+                f"{key}: no text here holds a NUL character",
+                at=set_by(key, value),
+                hint="take the `\\0` out of it",
+            )
     try:
         config = _merged(container)
         # A merge keeps the schema's default where a file says `???`: state the gap again.
@@ -265,14 +270,6 @@ def _typed(asked: str, container: dict[str, Any], sources: Sources) -> Composed:
         raise all_refused(error, container, set_by, _merged) from error
     assert isinstance(config, DictConfig)
     return Composed(asked, sources.file, config, sources.choices, sources.overrides, sources.dirs)
-
-
-def _nodes(container: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key, dotted, with what stands there; a section before its keys."""
-    for key, value in container.items():
-        yield f"{above}{key}", value
-        if isinstance(value, dict):
-            yield from _nodes(value, f"{above}{key}.")
 
 
 def _merged(container: dict[str, Any]) -> Any:

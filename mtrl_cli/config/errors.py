@@ -18,12 +18,25 @@ class ConfigError(UsageError):
         self.hint = hint
 
 
-def together(errors: Sequence[ConfigError]) -> ConfigError:
-    """All that is wrong as one error: a line for each, with where it stands and what to write."""
-    if len(errors) == 1:
+MOST = 20
+"""Mistakes that one error tells of."""
+
+
+def together(errors: Sequence[ConfigError], *, beyond: int = 0, more: bool = False) -> ConfigError:
+    """All that is wrong as one error: a line for each, with where it stands and what to write.
+
+    Args:
+        beyond: how many there are besides ``errors``.
+        more: there are further ones, uncounted.
+    """
+    count = len(errors) + beyond
+    if count == 1 and not more:
         return errors[0]
-    told = [f"{len(errors)} settings are wrong"]
-    for error in errors:
+    told = [f"{'more than ' if more else ''}{count:,} settings are wrong"]
+    for error in errors[:MOST]:
         where = f"{error.at}: " if error.at else ""
         told.append(where + "; ".join(filter(None, (error.message, error.hint))))
+    left = count - len(told) + 1
+    if left or more:
+        told.append(f"and {f'{left:,} ' if left else ''}more")
     return ConfigError("\n".join(told))

@@ -27,23 +27,46 @@ def written(file: Path) -> Iterator[Written]:
     except (OSError, ValueError, yaml.YAMLError):
         return
     if node is not None:
-        yield from _below(node, "")
+        yield from _below(node, "", ())
 
 
-def _below(node: yaml.Node, prefix: str) -> Iterator[Written]:
+def holds_itself(file: Path) -> int | None:
+    """The line of a mapping or a list that is, by an anchor, inside itself."""
+    try:
+        text = file.read_bytes()
+        node = yaml.compose(text, Loader=_LOADER) if b"&" in text else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return _looped(node, ()) if node is not None else None
+
+
+def _looped(node: yaml.Node, above: tuple[yaml.Node, ...]) -> int | None:
+    if any(node is one for one in above):
+        return int(node.start_mark.line) + 1
+    if not isinstance(node, yaml.CollectionNode):
+        return None
+    below = (*above, node)
+    inside = [part for one in node.value for part in (one if isinstance(one, tuple) else (one,))]
+    return next((line for one in inside if (line := _looped(one, below)) is not None), None)
+
+
+def _below(node: yaml.Node, prefix: str, above: tuple[yaml.Node, ...]) -> Iterator[Written]:
+    if any(node is one for one in above):
+        return
+    above = (*above, node)
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             if name.value == _MERGE:
-                yield from _below(value, prefix)
+                yield from _below(value, prefix, above)
                 continue
             key = f"{prefix}.{name.value}" if prefix else str(name.value)
             yield Written(key, _text(value), name.start_mark.line + 1)
-            yield from _below(value, key)
+            yield from _below(value, key, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             key = f"{prefix}[{index}]"
             yield Written(key, _text(value), value.start_mark.line + 1)
-            yield from _below(value, key)
+            yield from _below(value, key, above)
 
 
 def _text(node: yaml.Node) -> str:

@@ -16,6 +16,7 @@ from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError, together
 from mtrl_cli.config.keys import known, nearest, nearest_key
 from mtrl_cli.config.secrets import is_secret, masked_value, mentions_secret, without_user
+from mtrl_cli.config.shapes import shape_error
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def check(argument: str, dirs: Sequence[Path]) -> CheckedOverride:
             hint="the run folder is run.dir=FOLDER",
         )
     override = _parse(argument, shown)
+    if wrong := _wrong_shapes(override, key, shown):
+        raise together(wrong)
     options = places.groups(dirs).get(key)
     if options is not None and not isinstance(override.value(), dict):
         return _group_choice(override, key, options, shown)
@@ -89,6 +92,13 @@ def check(argument: str, dirs: Sequence[Path]) -> CheckedOverride:
     # `++` sets a key whether or not a YAML file mentions it: the schema is the judge, not the file.
     told = argument if override.is_delete() else f"++{argument.lstrip('+')}"
     return CheckedOverride(key, told, shown, group=False)
+
+
+def _wrong_shapes(override: Override, key: str, shown: str) -> list[ConfigError]:
+    value = override.value()
+    if not isinstance(value, dict | list):  # one word may name an option
+        return []
+    return list(shape_error(key, value, lambda _: shown))
 
 
 def _parse(argument: str, shown: str) -> Override:

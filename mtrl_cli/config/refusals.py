@@ -4,20 +4,16 @@ OmegaConf ends at the first key that is wrong. `all_refused` takes that one out 
 so that a user who made two mistakes reads of both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Any
 
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from mtrl_cli.config.errors import ConfigError, together
-from mtrl_cli.config.keys import nearest_key
-from mtrl_cli.config.secrets import is_secret
+from mtrl_cli.config.errors import MOST, ConfigError, together
+from mtrl_cli.config.keys import nearest_key, schema_keys
 from mtrl_cli.config.sources import value_at
-from mtrl_cli.config.wording import wrong_type
-
-_LONGEST = 200
-"""Characters of a reason."""
+from mtrl_cli.config.wording import wrong_value
 
 SetBy = Callable[[str, Any], str]
 """Of a key and its value, what set it: the override, or the file and the line."""
@@ -46,27 +42,16 @@ def schema_error(
     """One refusal; ``container`` holds the values as they were written."""
     key = str(error.full_key or "")
     value = value_at(container, key)
-    at = set_by(key, value)
     if isinstance(error, ConfigKeyError):
-        near = nearest_key(key)
-        hint = f"did you mean {near}?" if near else "see docs/configuration.md for all keys"
-        return ConfigError(f"unknown key {key!r}", at=at, hint=hint)
+        return _unknown_key(key, container, set_by)
     first = next(iter(str(error).splitlines()), type(error).__name__)
-    return wrong_value(key, value, at, first)
+    return wrong_value(key, value, set_by(key, value), first)
 
 
-def wrong_value(key: str, value: Any, at: str, reason: str = "cannot be this") -> ConfigError:
-    """``value`` is not of the key's type; ``reason`` is told where there are no words for that."""
-    if is_secret(key):
-        return ConfigError(f"{key}: not a value of this key's type", at=at)
-    interpolated = isinstance(value, str) and "${" in value
-    told = None if interpolated else wrong_type(key, value)
-    return ConfigError(told or f"{key}: {_shortened(reason)}", at=at)
-
-
-def _shortened(text: str) -> str:
-    """Without the middle, where OmegaConf quotes a whole section."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+def _unknown_key(key: str, container: dict[str, Any], set_by: SetBy) -> ConfigError:
+    near = nearest_key(key)
+    hint = f"did you mean {near}?" if near else "see docs/configuration.md for all keys"
+    return ConfigError(f"unknown key {key!r}", at=set_by(key, value_at(container, key)), hint=hint)
 
 
 def all_refused(
@@ -75,20 +60,45 @@ def all_refused(
     set_by: SetBy,
     merge: Callable[[dict[str, Any]], Any],
 ) -> ConfigError:
-    """All refusals of what ``merge`` refused with ``error``. Takes them out of ``container``."""
-    found = []
+    """All refusals of what ``merge`` refused with ``error``. Takes them out of ``container``.
+
+    Unknown keys are found in one pass; of others, no more than are told are looked for.
+    """
+    unknown = list(_unknown(container))
+    found = [_unknown_key(key, container, set_by) for key in unknown[:MOST]]
+    for key in unknown:
+        _taken_out(container, key)
     refused: OmegaConfBaseException | None = error
-    while refused is not None:
+    if unknown:
+        refused = _refusal(container, merge)
+    left = MOST - len(found)
+    while refused is not None and left > 0:
         found.append(schema_error(refused, container, set_by))
         if not _taken_out(container, str(refused.full_key or "").partition("[")[0]):
             break
-        try:
-            merge(container)
-        except OmegaConfBaseException as further:
-            refused = further
-        else:
-            refused = None
-    return together(found)
+        left -= 1
+        refused = _refusal(container, merge)
+    return together(found, beyond=max(len(unknown) - MOST, 0), more=refused is not None)
+
+
+def _refusal(
+    container: dict[str, Any], merge: Callable[[dict[str, Any]], Any]
+) -> OmegaConfBaseException | None:
+    try:
+        merge(container)
+    except OmegaConfBaseException as error:
+        return error
+    return None
+
+
+def _unknown(node: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Keys that the schema does not have, outermost first."""
+    for name, value in node.items():
+        key = f"{above}{name}"
+        if (kind := schema_keys().get(key)) is None:
+            yield key
+        elif kind == "section" and isinstance(value, Mapping):
+            yield from _unknown(value, f"{key}.")
 
 
 def _taken_out(container: dict[str, Any], key: str) -> bool:

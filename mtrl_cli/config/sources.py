@@ -12,11 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from mtrl_cli.config import places
+from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.lines import written
 from mtrl_cli.config.overrides import CheckedOverride
+from mtrl_cli.config.shapes import shape_errors
 
 Kind = Literal["override", "file", "default"]
 
@@ -77,7 +81,7 @@ class Sources:
     @cached_property
     def _files(self) -> "tuple[_Source, ...]":
         """The ones that win first."""
-        own = [_Source(file, "", _load(file)) for file in _chain(self.file, self.dirs)]
+        own = _chain(self.file, self.dirs)
         options = [
             _Source(file, group, _load(file))
             for group, option in self.choices.items()
@@ -94,12 +98,20 @@ class _Source:
     group: str
     values: Mapping[str, Any]
 
+    @property
+    def defaults(self) -> list[Any]:
+        """The entries of its defaults list."""
+        listed = self.values.get("defaults")
+        return listed if isinstance(listed, list) else []
+
     @cached_property
     def _lines(self) -> Mapping[str, int]:
         return {one.key: one.line for one in written(self.file)}
 
     def states(self, key: str) -> Any:
         """The value of ``key`` in it; `_ABSENT` where it does not mention it."""
+        if key == self.group and not self.values:  # what it holds is no mapping
+            return None
         if self.group and not key.startswith(f"{self.group}."):
             return _ABSENT
         inside = self._inside(key)
@@ -109,6 +121,20 @@ class _Source:
 
     def line_of(self, key: str) -> int | None:
         return self._lines.get(self._inside(key))
+
+    def wrong_shapes(self) -> list[ConfigError]:
+        """What has another shape in it than its key takes."""
+
+        def where(key: str) -> str:
+            inside = self._inside(key)
+            while inside not in self._lines and "." in inside:
+                inside = inside.rpartition(".")[0]
+            return places.named(self.file, self._lines.get(inside))
+
+        values = {
+            f"{self.group}.{key}" if self.group else key: self.values[key] for key in self.values
+        }
+        return shape_errors(values, where)
 
     def _inside(self, key: str) -> str:
         return key.removeprefix(f"{self.group}.") if self.group else key
@@ -126,18 +152,44 @@ def value_at(node: Any, key: str, otherwise: Any = None) -> Any:
     return node
 
 
-def _chain(file: Path, dirs: tuple[Path, ...]) -> Iterator[Path]:
+def wrong_shapes(
+    file: Path, dirs: tuple[Path, ...], overrides: tuple[CheckedOverride, ...]
+) -> list[ConfigError]:
+    """Of the files that could not be merged, what has another shape than its key takes."""
+    try:
+        chosen = dict(_chosen(file, dirs))
+        chosen |= {one.key: one.hydra.partition("=")[2] for one in overrides if one.group}
+        files = Sources(file, dirs, chosen, overrides)._files
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+        return []  # the one that cannot be read is what Hydra tells of
+    return [error for source in files for error in source.wrong_shapes()]
+
+
+def _chosen(file: Path, dirs: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+    """The options that defaults lists choose, the strongest last."""
+    for source in reversed(list(_chain(file, dirs))):
+        for entry in source.defaults:
+            for group, option in entry.items() if isinstance(entry, dict) else ():
+                if str(group).split():
+                    yield str(group).split()[-1].lstrip("/"), str(option)
+
+
+def _chain(file: Path, dirs: tuple[Path, ...]) -> "Iterator[_Source]":
     """An experiment's file, and the ones that it builds on, the nearest first."""
     seen: set[Path] = set()
-    waiting = [file]
+    waiting = [(file, "")]
     while waiting:
-        if (current := waiting.pop(0)) in seen:
+        current, group = waiting.pop(0)
+        if current in seen:
             continue
         seen.add(current)
-        yield current
-        names = _load(current).get("defaults") or []
-        found = (places.find(dirs, name) for name in names if isinstance(name, str))
-        waiting += [path for path in found if path is not None]
+        source = _Source(current, group, _load(current))
+        yield source
+        waiting += [
+            (path, name.lstrip("/").rpartition("/")[0])
+            for name in source.defaults
+            if isinstance(name, str) and (path := places.find(dirs, name))
+        ]
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -50,6 +50,10 @@ _ANY = Bound(lambda value: True, "any finite number")
 
 LARGEST_INTEGER = 2**53
 """Of every key that is an integer: JSON's own limit, where it is to be exact."""
+LONGEST_PATH = 4_000
+"""Characters of an entrypoint: no system's paths are longer."""
+_SHOWN = 200
+"""Characters of a text in a message."""
 LARGEST_NUMBER = 1_000_000_000
 """Of every other number: 31 years, where it is seconds; clocks and threads take no more."""
 
@@ -156,6 +160,8 @@ def _texts(experiment: Experiment) -> Iterator[str]:
         if not module or not attribute.isidentifier():
             form = "module:app" if key == "env.app" else "module:Class or path.py:Class"
             yield _problem(key, value, form)
+        elif len(value) > LONGEST_PATH:
+            yield _problem(key, value, f"at most {LONGEST_PATH:,} characters")
     for key in ("server.base_url", "env.base_url"):
         url = _get(experiment, key)
         if url is not None and not url.startswith(("http://", "https://")):
@@ -284,11 +290,16 @@ def _get(experiment: Experiment, key: str) -> Any:
     return value
 
 
+def _quoted(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
 def _problem(key: str, value: Any, allowed: str) -> str:
     number = isinstance(value, int | float)
     if number and isinstance(value, int) and not _finite(value):
         return f"{key} is a number of more than 300 digits; allowed: {allowed}"
-    shown = "null" if value is None else f"{value:g}" if number else repr(value)
+    shown = "null" if value is None else f"{value:g}" if number else _quoted(value)
     if number and not math.isfinite(value):
         shown += ", which is not a number" if math.isnan(value) else ", which is not finite"
     return f"{key} is {shown}; allowed: {allowed}"

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
+from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.keys import options_of, type_of
+from mtrl_cli.config.secrets import is_secret, masked
 
 _NAMES: Mapping[Any, str] = {
     int: "a whole number",
@@ -17,6 +19,23 @@ _NAMES: Mapping[Any, str] = {
 
 _SHOWN = 60
 """Characters of a value in a message."""
+
+_LONGEST = 200
+"""Characters of a reason."""
+
+
+def wrong_value(key: str, value: Any, at: str, reason: str = "cannot be this") -> ConfigError:
+    """``value`` is not of the key's type; ``reason`` is told where there are no words for that."""
+    if is_secret(key):
+        return ConfigError(f"{key}: not a value of this key's type", at=at)
+    interpolated = isinstance(value, str) and "${" in value
+    told = None if interpolated else wrong_type(key, masked(value))
+    return ConfigError(told or f"{key}: {_shortened(reason)}", at=at)
+
+
+def _shortened(text: str) -> str:
+    """Without the middle, where OmegaConf quotes a whole section."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 def wrong_type(key: str, value: Any) -> str | None:

@@ -103,8 +103,12 @@ def _load_module(name: str, where: str) -> ModuleType:
 
 def _load_file(name: str, where: str) -> ModuleType:
     """A module of its own per file, whatever the file is called; loaded once a process."""
-    path = Path(name).expanduser().resolve()
-    if not path.is_file():
+    try:
+        path = Path(name).expanduser().resolve()
+        found = path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user's home
+        raise UsageError(f"{where}: this cannot be a file's path ({_line(error)})") from error
+    if not found:
         raise UsageError(f"{where}: there is no file {str(path)!r}{looked_for(name)}")
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     module_name = f"mtrl_user_{path.stem}_{digest}"

@@ -138,7 +138,7 @@ def _line(process: psutil.Process) -> str:
     [
         ("taken/runs", "taken' is a file"),
         ("/proc/runs", "'/proc' is not writable; choose another folder: run.dir=FOLDER"),
-        ('"a\\0b"', "cannot be a folder's name"),
+        ('"a\\0b"', "no text here holds a NUL character"),
     ],
 )
 @pytest.mark.parametrize("dry", [True, False])

@@ -257,7 +257,7 @@ def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:
         ("server: local", "server is a section, not one value: 'local'", "exp.yaml:1"),
         (
             "defaults: [config, _self_]\nenv: {e2b: [1]}",
-            "env.e2b is a section, not one value: [1]",
+            "env.e2b is a section, not a list",
             "exp.yaml:2",
         ),
         (
