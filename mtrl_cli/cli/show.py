@@ -12,7 +12,7 @@ from typing import Any
 
 from mtrl_cli.cli.live_file import restored
 from mtrl_cli.cli.next_steps import next_steps, settling
-from mtrl_cli.display.lines import doing, evaluation_name
+from mtrl_cli.display.lines import doing, evaluation_name, games_of
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import summary
@@ -95,7 +95,7 @@ def _so_far(shown: Shown) -> Iterator[Fact]:
         yield Fact("reward", f"{state.rewards[-1]:.3f} in the last step")
     for result in state.evaluations:
         name = evaluation_name(result.label, result.policy)
-        yield Fact("evaluation", f"{name}: {result.mean:.3f} over {result.games:,} games")
+        yield Fact("evaluation", f"{name}: {result.mean:.3f} over {games_of(result)}")
     yield Fact("run", str(run.path), copied=True)
     if run.state.get("policy"):
         yield Fact("policy", str(run.state["policy"]), copied=True)

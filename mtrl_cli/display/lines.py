@@ -48,9 +48,15 @@ def evaluated_line(result: Evaluated) -> str:
     """An evaluation's outcome; intervals and shares are the summary's."""
     line = (
         f"evaluation {evaluation_name(result.label, result.policy)}:"
-        f" {with_error(result.mean, result.se)} over {counted(result.games, 'game')}"
+        f" {with_error(result.mean, result.se)} over {games_of(result)}"
     )
     return f"{line}, {compared(result.versus)}" if result.versus is not None else line
+
+
+def games_of(result: Evaluated) -> str:
+    """How many games its figures are of, and how many were left out."""
+    left = f" ({result.failed:,} failed)" if result.failed else ""
+    return counted(result.games, "game") + left
 
 
 def evaluation_name(label: str, policy: str) -> str:

@@ -1,8 +1,8 @@
 """The live screen: repainted a few times a second on a terminal.
 
 Finished steps are printed above as lines and scroll away, and so are finished groups where a step
-has few (`DisplayPlan.tells`); only groups in flight are listed. The observer only counts, whatever
-the number of events: drawing happens in `tick`.
+has few (`DisplayPlan.tells_groups`); only groups in flight are listed. The observer only counts,
+whatever the number of events: drawing happens in `tick`.
 
 In the background the terminal is the shell's: only lines are printed there, as by any other job,
 and nothing that stands on it is painted over.
@@ -77,7 +77,7 @@ class LivePresenter:
         if kind is StepFinished:
             self._above.extend(step_lines(self.state, now, self._console.width))
         elif group is not None and isinstance(event, GroupFinished):
-            if not self.state.plan.tells(event.outcome):
+            if not self.state.plan.tells_groups:
                 return
             group.outcome = event.outcome
             self._above.append(lines.group_line(group, now))

@@ -31,7 +31,8 @@ class DisplayPlan:
     figures: Sequence[str] = ()
     """Figures that the steps of some runs have: ``kl``, ``parity``."""
 
-    def tells(self, outcome: str) -> bool:
-        """Whether a group that ended so is worth a line of its own. Where a step has many groups,
-        the step's line stands for those that are complete."""
-        return outcome != "complete" or self.groups_per_step <= FEW_GROUPS
+    @property
+    def tells_groups(self) -> bool:
+        """Whether a group that has ended is worth a line of its own. Where a step has many groups,
+        the step's line stands for them, and counts those that failed by the reason."""
+        return self.groups_per_step <= FEW_GROUPS

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mtrl_cli.display.lines import Redact, counted, interval, with_error
+from mtrl_cli.display.lines import Redact, counted, games_of, interval, with_error
 from mtrl_cli.display.state import GroupView, RunState
 from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward
 from mtrl_cli.display.words import outcome, outcomes, reasons
@@ -198,17 +198,20 @@ def _reward(state: RunState, before: Evaluated | None, after: Evaluated | None) 
             steps = "the last step" if len(last) == 1 else f"the last {len(last)} steps"
             yield Fact("reward", f"{mean} over {steps}; nothing was evaluated")
         return
+    held = [(label, it) for label, it in (("before", before), ("after", after)) if it is not None]
     told = [
-        f"{label} {with_error(result.mean, result.se)}"
-        for label, result in (("before", before), ("after", after))
-        if result is not None
+        f"{label} {with_error(it.mean, it.se)}" + (f" ({it.failed:,} failed)" if it.failed else "")
+        for label, it in held
     ]
     paired = after.versus if after is not None else None
     gain = ""
     if before is not None and after is not None and paired is None:
         gain = f" ({after.mean - before.mean:+z.3f})"
-    games = (after or before or state.evaluations[0]).games
-    yield Fact("reward", f"{' → '.join(told)}{gain} (± standard error, {games:,} games each)")
+    games = [f"{count:,}" for count in dict.fromkeys(it.games for _, it in held)]
+    each = " games each" if len(games) == 1 else " games"
+    yield Fact(
+        "reward", f"{' → '.join(told)}{gain} (± standard error, {' and '.join(games)}{each})"
+    )
     if paired is not None:
         yield Fact("paired", _paired(paired))
     yield from _known(state)
@@ -229,7 +232,7 @@ def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[Fact]:
     """One policy's figures, and what it is worth against another one."""
     heat = "greedy" if result.temperature == 0 else f"temperature {result.temperature:g}"
     mean = with_error(result.mean, result.se) + interval(result.interval)
-    yield Fact("reward", f"{mean}, {result.games:,} games, {heat}")
+    yield Fact("reward", f"{mean}, {games_of(result)}, {heat}")
     low, high = result.pass_interval or (0.0, 1.0)
     share = result.passed / result.games
     yield Fact("passed", f"{share:.1%} (95 % {low:.1%} to {high:.1%})")
@@ -241,7 +244,7 @@ def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[Fact]:
         yield Fact("", f"{result.failed:,} games left out: they failed, after their refills")
     if rival is not None:
         name = harmless(policy_name(rival.policy))
-        yield Fact("against", f"{name}: {with_error(rival.mean, rival.se)}, {rival.games:,} games")
+        yield Fact("against", f"{name}: {with_error(rival.mean, rival.se)}, {games_of(rival)}")
     if result.versus is not None:
         yield Fact("paired", _paired(result.versus))
 

@@ -9,7 +9,7 @@ A backend makes *sessions*: one live instance of an environment each, spoken to 
 
 `TaskEnvironment` is what the rollout core plays, over the session of any backend. It puts the
 task's words around the session's data and keeps the rules that no backend may keep in its own
-way: ``done`` is latched, no reward is 0, a reward is a finite number and counted once, an
+way: ``done`` is latched, no reward is 0, a reward is a number of bearable size and counted once, an
 observation has a greatest length, a session that was lost is not used again.
 """
 
@@ -37,6 +37,10 @@ T = TypeVar("T")
 
 _LONGEST_REASON = 500
 """Characters of somebody else's message that an error line repeats."""
+
+
+LARGEST_REWARD = 1e12
+"""Size of a reward; that of a larger one is a mistake, and its square soon no number."""
 
 
 class SessionLost(InfrastructureFailure):
@@ -223,7 +227,7 @@ def finite(name: str, reward: Any) -> float:
     """A reward as a number; none is 0.
 
     Raises:
-        EnvironmentFault: it is no number, or not finite.
+        EnvironmentFault: it is no number, not finite, or larger than `LARGEST_REWARD`.
     """
     if reward is None:
         return 0.0
@@ -237,6 +241,11 @@ def finite(name: str, reward: Any) -> float:
         ) from error
     if not math.isfinite(value):
         raise EnvironmentFault(f"{name} returned the reward {value}, which is not finite")
+    if abs(value) > LARGEST_REWARD:
+        raise EnvironmentFault(
+            f"{name} returned the reward {value:g}, of more than {LARGEST_REWARD:g}: return rewards"
+            " of about the size of 1"
+        )
     return value
 
 

@@ -98,7 +98,7 @@ def _keys(run: RunFacts) -> Iterator[tuple[str, str]]:
     """The figures that one asks for first."""
     for label in ("before", "after"):
         if (found := run.evaluation(label)) is not None:
-            games = f"{found['games']:,} games"
+            games = results.games_of(found)
             yield f"reward {label} training, {games}", with_error(found["mean"], found.get("se"))
     held = [found for label in ("before", "after") if (found := run.evaluation(label)) is not None]
     after = run.evaluation("after")
@@ -121,7 +121,7 @@ def _keys_of_played(run: RunFacts) -> Iterator[tuple[str, str]]:
     """Those of a run that trains nothing."""
     found, evaluated = played(run), run.evaluation("eval")
     if evaluated is not None:
-        name = f"mean reward, {evaluated['games']:,} games"
+        name = f"mean reward, {results.games_of(evaluated)}"
         yield name, with_error(evaluated["mean"], evaluated.get("se"))
         yield "passed", share(results.passed(evaluated))
     elif found.reward is not None:

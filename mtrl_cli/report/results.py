@@ -63,6 +63,15 @@ def passed(found: Mapping[str, Any]) -> float:
     return float(found.get("passed", 0)) / int(found["games"])
 
 
+def games_of(found: Mapping[str, Any]) -> str:
+    """The games of an evaluation's figures, and those that failed and are left out."""
+    return f"{found['games']:,} games{_failed(found)}"
+
+
+def _failed(found: Mapping[str, Any]) -> str:
+    return f" ({found['failed']:,} failed)" if found.get("failed") else ""
+
+
 def by_run(runs: Sequence[RunFacts]) -> str:
     """The runs side by side; nothing for a single one."""
     rows = []
@@ -129,7 +138,7 @@ def _evaluation(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:
         contest = f"{versus['wins']} / {versus['ties']} / {versus['losses']}"
     return (
         label,
-        f"{games:,}",
+        f"{games:,}{_failed(found)}",
         with_error(found["mean"], found.get("se")) + interval(found.get("interval")),
         f"{found.get('passed', 0) / games:.1%}",
         f"{found.get('unfinished', 0):,}",

@@ -174,17 +174,16 @@ def test_a_finished_step_scrolls_away_above_and_its_groups_go() -> None:
 
 def test_where_a_step_has_many_groups_its_line_stands_for_them() -> None:
     watched = begun(Watched(80, DisplayPlan("train blackjack", groups_per_step=20)))
+    figures = {"reward": 0.463, "failed_episodes": 8.0, "skipped/env_failure": 1.0}
     watched.see(
         GroupFinished(0, 0.5, "complete"),
         GroupFinished(1, None, "env_failure"),
-        StepFinished(12, 50, "u/v12", {"reward": 0.463}),
+        StepFinished(12, 50, "u/v12", figures),
     )
-    group, more, step = watched.frame()[:3]
-    assert (
-        group == "group 1 bj-seed-1 | v11 | 0/8 | reward     - |      0 tokens | 0s | environment"
-    )
-    assert more == "    failed"
-    assert step.startswith("step 12/50 | ")
+    frame = watched.frame()
+    assert frame[0].startswith("step 12/50 | ")
+    assert "failed 8 | environment failed 1" in f"{frame[0]} {frame[1].strip()}"
+    assert not any("bj-seed-1" in line for line in frame)
 
 
 def test_an_evaluation_is_a_bar_and_no_table() -> None:
@@ -243,6 +242,7 @@ def _finished(text: str) -> RunFinished:
 def test_plain_lines_say_what_ended() -> None:
     watched = stepped(begun(Watched(None)))
     watched.see(Evaluated("after", "u", -0.06, 0.012, 6000, 0.003))
+    watched.see(Evaluated("after", "u", -0.06, 0.012, 34, 0.003, failed=16))
     watched.presenter.stopping(Stopping(1, "SIGTERM", watched.clock.now))
     assert watched.text.splitlines() == [
         f"12:17:40 INFO  run {RUN} in {FOLDER}",
@@ -250,6 +250,7 @@ def test_plain_lines_say_what_ended() -> None:
         " | kl  0.0120 | parity       - | gen  1.4k tok/s | tokens   200 | entropy      -"
         " | loss       - | eta 00:08:59 | step-000012 | equal rewards 3",
         "12:17:40 INFO  evaluation after: -0.060 ± 0.012 over 6,000 games",
+        "12:17:40 INFO  evaluation after: -0.060 ± 0.012 over 34 games (16 failed)",
         "12:17:40 WARN  stopping (SIGTERM): nothing new starts; issued work settles"
         " (at most 60s).  Again: drop them",
     ]
@@ -326,6 +327,18 @@ def test_the_audits_figures_stand_in_every_step_and_in_the_summary(width: int | 
     assert (
         "audit      sampler and trainer differ by 4e-06 at most, 3e-07 in the mean of 3 steps"
         in watched.text
+    )
+
+
+def test_games_that_failed_are_told_beside_the_mean() -> None:
+    watched = begun(Watched(None))
+    before = Evaluated("before", "u", -1.0, 0.0, 34, 0.0, failed=16)
+    after = Evaluated("after", "v", -0.5, 0.1, 50, 0.0)
+    watched.see(RunFinished(RUN, FOLDER, "finished", None, 3, 24, 5000, None, before, after, {}))
+    watched.presenter.close()
+    assert (
+        "reward     before -1.000 ± 0.000 (16 failed) → after -0.500 ± 0.100 (+0.500)"
+        " (± standard error, 34 and 50 games)" in watched.text
     )
 
 

@@ -83,6 +83,18 @@ async def test_rewards_that_are_none_fail_the_episode(reward: Any) -> None:
         await environment.step(ACT)
 
 
+async def test_a_huge_reward_fails_the_episode() -> None:
+    """The square of such a one is no number any more: ±1e308 would end the run's statistics."""
+    for reward in (1e308, -1e13):
+        environment = await begun(seen("next", reward))
+        with pytest.raises(
+            EnvironmentFault, match=r"returned the reward .*, of more than 1e\+12: "
+        ):
+            await environment.step(ACT)
+    environment = await begun(seen("next", -1e12))
+    assert await environment.step(ACT) == StepOutcome("next", -1e12, False)
+
+
 @pytest.mark.parametrize("done", ["false", [], 0.5, {}])
 async def test_an_end_that_is_neither_true_nor_false_fails_the_episode(done: Any) -> None:
     environment = await begun(seen(done=done))

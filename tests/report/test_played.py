@@ -35,6 +35,7 @@ def test_a_rollout_is_told_by_what_was_played(tmp_path: Path) -> None:
 
 def test_of_an_evaluation_some_games_are_shown_from_worst_to_best(tmp_path: Path) -> None:
     found = {"mean": -0.5, "se": 0.0625, "games": 100, "passed": 25, "policy": "base://mtrl-tiny"}
+    found["failed"] = 16
     path = make_played(tmp_path, "eval", "eval-0001.jsonl.gz", evaluation={"eval": found})
     file = path / "trajectories/eval-0001.jsonl.gz"
     one, *_ = read_trajectories(file)
@@ -43,7 +44,7 @@ def test_of_an_evaluation_some_games_are_shown_from_worst_to_best(tmp_path: Path
             record = {**one, "group": game, "member": 0, "reward": game / 100}
             out.write(sealed(json.dumps(record, separators=(",", ":"))))
     page = report(tmp_path, RUN)
-    assert "−0.500 ± 0.062mean reward, 100 games25.0%passed100episodes" in page.text
+    assert "−0.500 ± 0.062mean reward, 100 games (16 failed)25.0%passed100episodes" in page.text
     shown = [episode["group"] for episode in page.episodes]
     assert len(shown) == 24
     assert (shown[0], shown[-1]) == (0, 99)
