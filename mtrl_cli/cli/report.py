@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
-from mtrl_cli.errors import UsageError
+from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.registry import RunRecord, find_run
 
 
@@ -18,18 +18,29 @@ def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: boo
     Raises:
         NoSuchRun: one of them is not there.
         UsageError: the file cannot be written.
-        MtrlError: a run's folder is damaged.
+        MtrlError: a run's folder is damaged. Of several, those that are damaged are told and left
+            out, as long as one can be read.
     """
-    from mtrl_cli.report.facts import read_facts
+    from mtrl_cli.report.facts import RunFacts, read_facts
     from mtrl_cli.report.page import page
 
     named = (find_run(runs, name) for name in asked)
     found = list({record.id: record for record in named}.values())
-    path = out or found[0].path / "report.html"
-    text = page([read_facts(record) for record in found])
-    write_private(path, text)
+    read: list[RunFacts] = []
+    damaged: list[MtrlError] = []
     for record in found:
-        say_where_it_stands(record)
+        try:
+            read.append(read_facts(record))
+        except MtrlError as error:
+            damaged.append(error)
+    if not read:
+        raise damaged[0]
+    path = out or read[0].record.path / "report.html"
+    write_private(path, page(read))
+    for left in damaged:
+        Screen(sys.stderr).line(harmless(f"warning: left out: {left}"))
+    for facts in read:
+        say_where_it_stands(facts.record)
     Screen(sys.stdout).line(harmless(str(path)))
     if show:
         import webbrowser

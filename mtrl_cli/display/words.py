@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 
 from mtrl_cli.display.text import harmless
 
+_ALIKE = "constant_reward"
+_NO_KL = "no advantage"
 _OUTCOMES = {
-    "constant_reward": (
+    _ALIKE: (
         "equal rewards",
-        "no advantage; the KL term stays, unless train.skip leaves the group out",
+        f"{_NO_KL}; the KL term stays, unless train.skip leaves the group out",
     ),
     "model_truncated": ("cut by a budget", "a member ran out of tokens"),
     "no_trained_token": ("nothing sampled", "no token that could be trained"),
@@ -27,9 +29,9 @@ def outcome(reason: str) -> str:
     return _OUTCOMES.get(reason, (reason.replace("_", " "), ""))[0]
 
 
-def because(reason: str) -> str:
-    """What that means, where it needs saying."""
-    return _OUTCOMES.get(reason, ("", ""))[1]
+def because(reason: str, *, kl: bool) -> str:
+    """What that means, where it needs saying, in a run with or without a KL term."""
+    return _NO_KL if reason == _ALIKE and not kl else _OUTCOMES.get(reason, ("", ""))[1]
 
 
 def outcomes(counts: Mapping[str, int]) -> str:

@@ -73,7 +73,10 @@ def _times(run: RunFacts) -> str:
 def _groups(run: RunFacts) -> str:
     whole = sum(run.outcomes.values())
     ordered = sorted(run.outcomes.items(), key=lambda item: (-item[1], item[0]))
-    rows = [(outcome(how), n, (f"{n:,}", f"{n / whole:.0%}"), because(how)) for how, n in ordered]
+    kl = run.settings.get("train.kl") not in ("0", "0.0")
+    rows = [
+        (outcome(how), n, (f"{n:,}", f"{n / whole:.0%}"), because(how, kl=kl)) for how, n in ordered
+    ]
     return bars(rows) if whole else ""
 
 

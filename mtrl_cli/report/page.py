@@ -49,6 +49,7 @@ def _one(run: RunFacts) -> Iterator[str]:
     told = f"{run.id} · {run.record.status} · {begun}"
     if state.get("reason"):
         told += f" · {state['reason']}"
+    told += "".join(f" · {one}" for one in _trained_with(run))
     keys = _keys(run) if trains(run) else _keys_of_played(run)
     yield _head(str(state.get("experiment", "?")), told, keys)
     alone = settings([run])
@@ -92,6 +93,15 @@ def _head(heading: str, told: str, keys: Iterable[tuple[str, str]]) -> str:
 def _small_error(value: str) -> str:
     figure, plus_minus, error = value.partition(" ± ")
     return text(figure) + (f" <small>± {text(error)}</small>" if plus_minus else "")
+
+
+def _trained_with(run: RunFacts) -> Iterator[str]:
+    """Model and task, and what a run that trains does in a step; as far as that is known."""
+    known = run.settings
+    yield from (known[key] for key in ("server.base_model", "task.name") if key in known)
+    if trains(run) and known:
+        yield f"learning rate {known['train.learning_rate']}"
+        yield f"{known['group.per_step']} groups × {known['group.size']} a step"
 
 
 def _keys(run: RunFacts) -> Iterator[tuple[str, str]]:

@@ -112,7 +112,15 @@ for (const browser of document.querySelectorAll(".browser")) {
       button.addEventListener("click", () => show(episode, button));
       row.append(button);
     }
-    if (chosen.length) show(chosen[0], list.querySelector("button"));
+    const spread = one => {
+      const rewards = chosen.filter(e => e.group === one && e.reward !== null).map(e => e.reward);
+      return Math.max(...rewards) - Math.min(...rewards);
+    };
+    let first = 0;  // of the group with the most spread rewards, which has the most to tell
+    if (rows) chosen.forEach((episode, at) => {
+      if (spread(episode.group) > spread(chosen[first].group)) first = at;
+    });
+    if (chosen.length) show(chosen[first], list.querySelectorAll("button")[first]);
   };
   list.addEventListener("keydown", event => {
     const buttons = [...list.querySelectorAll("button")], at = buttons.indexOf(document.activeElement);

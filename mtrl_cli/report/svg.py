@@ -112,7 +112,7 @@ class _Scale:
         low, high = self._height(low), self._height(high)
         room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
         self._low, self._high = low - (room if low != 0 else 0), high + room
-        self.x_ticks = [t for t in _ticks(left, right, 6) if t == int(t)]
+        self.x_ticks = _steps(left, right)
         if log:
             self.y_ticks = _powers(self._low, self._high)
         else:
@@ -159,6 +159,16 @@ def _ticks(low: float, high: float, about: int) -> list[float]:
     step = next((m * unit for m in (1, 2, 2.5, 5) if m * unit >= raw), 10 * unit)
     first = math.ceil(low / step)
     return [round(i * step, 12) for i in range(first, math.floor(high / step) + 1)]
+
+
+def _steps(left: float, right: float) -> list[float]:
+    """Ticks of whole steps. The last step has one, also where that is no round number; a round one
+    that would stand too near to it makes way."""
+    ticks = [tick for tick in _ticks(left, right, 6) if tick == int(tick)]
+    if right != int(right) or not ticks or ticks[-1] == right:
+        return ticks
+    near = (right - left) / 10
+    return [*(tick for tick in ticks if right - tick > near), right]
 
 
 def _powers(low: float, high: float) -> list[float]:

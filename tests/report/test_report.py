@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mtrl_cli.cli.app import app
+from mtrl_cli.report.svg import Chart, Series, draw
 from tests.report.folder import RUN, make_run
 
 HOSTILE = (
@@ -298,3 +299,34 @@ def test_what_cannot_be_reported_is_told_in_one_line(tmp_path: Path) -> None:
     assert code == 1
     assert f"mtrl verify {RUN}" in text
     assert len(text.splitlines()) == 1
+    other = RUN.replace("beef", "cafe")
+    make_run(tmp_path, run=other)
+    code, text = told(RUN, other)
+    assert code == 0
+    assert text.startswith("warning: left out: ")
+    assert f"mtrl verify {RUN}" in text
+    assert len(text.splitlines()) == 1
+    page = (tmp_path / other / "report.html").read_text()
+    assert "<h1>blackjack</h1>" in page
+    assert RUN not in page
+
+
+def test_the_head_says_what_was_trained_and_how(tmp_path: Path) -> None:
+    make_run(tmp_path, overrides=("group.per_step=2", "train.learning_rate=0.004"))
+    text = report(tmp_path, RUN).text
+    assert "mtrl-tiny · blackjack · learning rate 0.004 · 2 groups × 4 a step" in text
+    assert "no advantage" in text
+    assert "KL term" not in text.partition("Groups")[2].partition("Ledger")[0]
+    other = RUN.replace("beef", "cafe")
+    make_run(tmp_path, run=other, overrides=("train.kl=0.1",))
+    assert "no advantage; the KL term stays" in report(tmp_path, other).text
+
+
+@pytest.mark.parametrize(
+    ("right", "ticks"),
+    [(150, [25, 50, 75, 100, 125, 150]), (57, [10, 20, 30, 40, 50, 57]), (2, [1, 2])],
+)
+def test_the_last_step_has_a_tick(right: int, ticks: list[int]) -> None:
+    drawn = draw(Chart("", [Series("", [(1, 0.0), (right, 1.0)])], ""))
+    told = re.findall(r'<text class="tick mid"[^>]*>(\d+)<', drawn)
+    assert [int(tick) for tick in told] == ticks
