@@ -61,6 +61,9 @@ def carry_out(asked: Asked, teller: Teller, shown: Shown) -> int:
     """The exit code of a dry run or of a run."""
     composed = compose(None, asked.overrides, asked.config_dirs)
     teller.concerns(composed)
+    if not asked.trains and any(one.key == "group.per_step" for one in composed.overrides):
+        told = f"group.per_step is of training; --groups says what is played: {asked.groups}"
+        Screen(sys.stderr).line(f"note: {told}")
     if shown.dry_run:
         return show_plan(asked, composed, shown.as_json)
     session, work = prepared(asked, composed, teller, shown)

@@ -18,6 +18,7 @@ from mtrl_cli.cli.comparison import Result, compare, compare_as_event
 from mtrl_cli.cli.experiment import Asked, Shown, planned, prepared
 from mtrl_cli.cli.failures import FAILED, Teller
 from mtrl_cli.config.compose import Composed, compose
+from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.sweep import combinations
 from mtrl_cli.display.summary import LAST_STEPS
@@ -50,12 +51,18 @@ def sweep(
         ConfigError: one of them cannot be run; none has begun then.
     """
     runs = []
+    seen: dict[str, Mapping[str, str]] = {}
     for varied, overrides in combinations(asked.overrides):
         one = replace(asked, overrides=overrides)
         composed = compose(None, overrides, asked.config_dirs)
         teller.concerns(composed)
         experiment = resolve(composed, secrets=False)
         refuse_invalid(experiment, composed, training=asked.trains)
+        if (first := seen.setdefault(repr(composed.container), varied)) is not varied:
+            raise ConfigError(
+                f"two runs of the sweep are the same: {_named(first)} and {_named(varied)}",
+                hint="take one out: it would count twice in the mean and its standard error",
+            )
         runs.append((varied, one, composed))
     if shown.dry_run:
         return _show_plans(runs, shown, plan)

@@ -37,14 +37,18 @@ def _keys(container: dict[str, Any]) -> Iterator[str]:
 
 def _absolute(key: str, value: str, sources: Sources) -> str:
     if key == _STORE:
-        return os.path.abspath(value)  # noqa: PTH100 - links stay as written
+        if os.path.isabs(value):  # noqa: PTH117
+            return value
+        here = os.getcwd().replace("${", "\\${")  # noqa: PTH109 - links stay as written
+        return os.path.normpath(f"{here}/{value}")
     path, colon, name = value.rpartition(":") if key in _ENTRYPOINTS else (value, "", "")
     if not _is_path(key, path):
         return value
     for folder in _folders(key, value, sources):
         file = os.path.abspath(os.path.join(folder, path))  # noqa: PTH100, PTH118
         if os.path.exists(file):  # noqa: PTH110 - it raises of no text whatever
-            return f"{file}{colon}{name}"
+            # The file is there by this very name: a folder's `${…}` is no interpolation.
+            return f"{file}{colon}{name}".replace("${", "\\${")
     return value
 
 

@@ -111,3 +111,10 @@ def test_seeds_of_a_setting_have_a_mean_with_its_error(capsys: pytest.CaptureFix
 def ended(after: float) -> RunFinished:
     before, last = (Evaluated("x", "p", mean, 0.01, 100, 0.0) for mean in (-0.4, after))
     return RunFinished("r", "runs/r", "finished", None, 2, 8, 80, "p", before, last, {})
+
+
+@pytest.mark.parametrize("arguments", [["seed=1,1,2"], ["seed=1,2", "seed=1,2"]])
+def test_the_same_run_twice_is_refused(tmp_path: Path, arguments: list[str]) -> None:
+    done = mtrl("train", "-m", *arguments, "--dry-run", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: two runs of the sweep are the same: seed=1 and seed=1\n" in done.stderr

@@ -124,3 +124,18 @@ def test_a_base_that_holds_itself_is_listed_with_its_lines(folder: Path) -> None
     (folder / "own.yaml").write_text("defaults: [base, _self_]\n")
     (steps,) = (one for one in settings(compose("./own.yaml")) if one.key == "train.steps")
     assert (steps.value, steps.origin.told) == (3, "conf/base.yaml:2")
+
+
+def test_a_folder_whose_name_looks_like_an_interpolation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = folder / "a ${b}"
+    own.mkdir()
+    (own / "mine.py").write_text("")
+    monkeypatch.chdir(own)
+    composed = compose(None, ["env.entrypoint=mine.py:Env", "server.store=kept"])
+    (own / "saved.yaml").write_text(composed.yaml)
+    for one in (composed, compose("./saved.yaml")):
+        experiment = resolve(one)
+        assert experiment.env.entrypoint == f"{own}/mine.py:Env"
+        assert experiment.server.store == f"{own}/kept"

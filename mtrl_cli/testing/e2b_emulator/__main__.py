@@ -19,7 +19,9 @@ async def serve(port: int) -> None:
     try:
         lines = [f"export {name}={shlex.quote(v)}" for name, v in emulator.environ().items()]
         lines += [
-            "# In another shell: paste the lines above, then mtrl train conf=blackjack_e2b",
+            "# In another shell: paste the lines above, then two steps at a pace without limits:",
+            "mtrl train conf=blackjack_e2b train.steps=2 train.kl_end_step=null"
+            " env.e2b.per_second=50",
             "# Commands run as processes of this machine, without isolation. Ctrl-C ends it.",
         ]
         sys.stdout.write("\n".join(lines) + "\n")
