@@ -166,6 +166,8 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "sandboxes", _need(facts["sandboxes"])
     if facts["policy"]:
         yield "policy", facts["policy"]
+    if facts.get("warning"):
+        yield "WARNING", facts["warning"]
     if facts.get("against"):
         yield "against", facts["against"]
     if facts["evaluation"]:

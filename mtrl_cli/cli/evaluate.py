@@ -89,5 +89,6 @@ def _facts(composed: Composed, against: str | None) -> dict[str, Any]:
         "sandboxes": sandboxes(experiment, work),
         "temperature": 0.0 if experiment.eval.greedy else experiment.group.temperature,
         "policy": contest.uri(experiment),
+        "warning": next(contest.notices(experiment), None),
         "against": contest.rival_uri(experiment),
     }

@@ -93,6 +93,7 @@ def planned(
 
         chosen = choose_policy(experiment, experiment.policy)
         facts["policy"] = chosen.uri if chosen is not None else None
+        facts["warning"] = chosen.strange_to(experiment) if chosen is not None else None
     return facts | dict(more or {})
 
 

@@ -23,7 +23,7 @@ from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation.contest import Contest
 from mtrl_cli.training.evaluation.evaluate import game_admissions
 from mtrl_cli.training.evaluation.games import Evaluations, Game, game_of, pass_rule, unplayable
-from mtrl_cli.training.events import Notice, PhaseStarted, RunFinished
+from mtrl_cli.training.events import PhaseStarted, RunFinished
 from mtrl_cli.training.frame import Frame, cancelled_before_it_began
 from mtrl_cli.training.policies.choose import held_policy
 
@@ -57,8 +57,8 @@ async def evaluate_policy(
 
     async def work(parts: Parts) -> None:
         frame.announce(parts, 0)
-        if contest.notice is not None:
-            observer(Notice(contest.notice))
+        for text in contest.notices(experiment):
+            frame.notice(text)
         policies = {LABEL: await held_policy(parts.service, contest.policy)}
         if contest.compares:
             policies[RIVAL] = await held_policy(parts.service, contest.rival)

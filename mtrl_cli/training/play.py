@@ -52,9 +52,12 @@ async def play(
         Path(experiment.run.dir), experiment.name, "rollout", config_yaml, redact
     )
     frame = Frame(experiment, folder, observer, stop, trains=False)
+    strange = None if chosen is None else chosen.strange_to(experiment)
 
     async def work(parts: Parts) -> None:
         frame.announce(parts, 0)
+        if strange is not None:
+            frame.notice(strange)
         policy = await held_policy(parts.service, chosen)
         frame.policy(policy)
         observer(PhaseStarted("sampling"))

@@ -224,3 +224,15 @@ def test_steps_of_a_watched_run_have_the_times_that_the_run_measured(
     for line in (one for one in metrics if "seconds_sampling" in one):
         took = line["seconds_sampling"] + line["seconds_training"]
         assert f"step {line['step']}/2 | {took:4.1f}s |" in told
+
+
+def test_a_policy_that_plays_another_task_than_its_own_is_told(trained: World) -> None:
+    other = trained.mtrl("rollout", "conf=records", "policy=last", "--dry-run")
+    assert other.returncode == 0, other.stderr
+    [warning] = [line for line in other.stdout.splitlines() if line.startswith("WARNING")]
+    assert "was trained on the task mtrl_cli.tasks.blackjack.task:Blackjack, and" in warning
+    assert warning.endswith("/config.yaml plays its own")
+    evaluated = trained.mtrl("eval", "conf=records", "policy=last", "--dry-run")
+    assert "was trained on the task" in evaluated.stdout
+    own = trained.mtrl("rollout", "conf=blackjack", "policy=last", "--dry-run")
+    assert "WARNING" not in own.stdout

@@ -1,5 +1,6 @@
 """Which policies ``mtrl eval`` plays: ``policy=`` and ``--against``, before anything is made."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mtrl_cli.config.assumed import assumed
@@ -19,6 +20,14 @@ class Contest:
     rival: ChosenPolicy | None
     notice: str | None = None
     """Why it is compared with none, where that was not asked for."""
+
+    def notices(self, experiment: Experiment) -> Iterator[str]:
+        """What a person should know before it begins."""
+        if self.notice is not None:
+            yield self.notice
+        strange = None if self.policy is None else self.policy.strange_to(experiment)
+        if strange is not None:
+            yield strange
 
     def uri(self, experiment: Experiment) -> str:
         return _uri(self.policy, experiment)

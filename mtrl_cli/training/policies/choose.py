@@ -18,7 +18,7 @@ is refused with the keys to set.
 import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,20 @@ class ChosenPolicy:
     """Optimizer steps that made it, as far as it is known; else 0."""
     initial: str | None = None
     """URI of the policy that its run began from, where it comes from a run."""
+    task: str | None = field(default=None, compare=False)
+    """The task that it was trained on, where it comes from a run or has a name."""
+    config: Path | None = field(default=None, compare=False)
+    """The file that composes what it was trained on."""
+
+    def strange_to(self, experiment: Experiment) -> str | None:
+        """A warning, where another task is played than the one that it was trained on."""
+        played = experiment.task.entrypoint
+        if self.task is None or self.task == played:
+            return None
+        return (
+            f"the policy was trained on the task {self.task}, and {played} is played;"
+            f" conf={self.config} plays its own"
+        )
 
 
 def choose_policy(experiment: Experiment, asked: str | None) -> ChosenPolicy | None:
@@ -68,7 +82,10 @@ def choose_policy(experiment: Experiment, asked: str | None) -> ChosenPolicy | N
     if asked in policy_names(runs):
         policy = read_policy(runs, asked)
         _require_same_server(policy.server, experiment.server, asked)
-        return ChosenPolicy(policy.uri, policy.policy_step, policy.initial)
+        config, task = policy.path / "config.yaml", None
+        with contextlib.suppress(MtrlError):  # it serves a warning only
+            task = _experiment(config).task.entrypoint
+        return ChosenPolicy(policy.uri, policy.policy_step, policy.initial, task, config)
     raise _no_policy(asked, runs)
 
 
@@ -137,15 +154,15 @@ def commit_at(history: History, step: int | None, run: str) -> Commit:
     return commit
 
 
-def run_server(run: Path) -> ServerConfig:
-    """The server of a run's own configuration, without its secrets."""
+# --- inside -------------------------------------------------------------------------------------
+
+
+def _experiment(config: Path) -> Experiment:
+    """What a configuration says, without its secrets."""
     from mtrl_cli.config.compose import compose
     from mtrl_cli.config.resolve import resolve
 
-    return resolve(compose(str(run / "config.yaml")), secrets=False).server
-
-
-# --- inside -------------------------------------------------------------------------------------
+    return resolve(compose(str(config)), secrets=False)
 
 
 def _by_uri(asked: str, server: ServerConfig) -> ChosenPolicy:
@@ -185,9 +202,11 @@ def _by_run(asked: str, runs: Path, server: ServerConfig) -> ChosenPolicy:
         raise UsageError(f"policy={asked}: {error}") from error
     history = read_history(run.path / "commits.jsonl")
     commit = commit_at(history, step, run.id)
-    _require_same_server(server_facts(run_server(run.path)), server, asked)
-    initial = history.initial
-    return ChosenPolicy(commit.policy, commit.policy_step, initial.policy if initial else None)
+    config = run.path / "config.yaml"
+    own, initial = _experiment(config), history.initial
+    _require_same_server(server_facts(own.server), server, asked)
+    began = initial.policy if initial else None
+    return ChosenPolicy(commit.policy, commit.policy_step, began, own.task.entrypoint, config)
 
 
 def _no_policy(asked: str, runs: Path) -> UsageError:
