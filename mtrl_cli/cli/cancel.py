@@ -41,10 +41,10 @@ def cancel_run(
         told += (
             f"; its request to {_ASKED[given]} stays" if given else "; cancel it again to settle it"
         )
-        Screen(sys.stderr).line(harmless(told))
+        Screen(sys.stderr).prose(harmless(told))
         return INTERRUPTED
     told = "; ".join(_said(outcome, wait, runs))
-    Screen(sys.stderr if as_json else sys.stdout).line(harmless(told))
+    Screen(sys.stderr if as_json else sys.stdout).prose(harmless(told))
     if as_json:
         Screen(sys.stdout).line(_object(outcome))
     return _code(outcome)
@@ -53,7 +53,7 @@ def cancel_run(
 def _settle(run: Path) -> "Reaped":
     from mtrl_cli.training.settling.reaping import settle
 
-    return settle(run, lambda text: Screen(sys.stderr).line(harmless(text)))
+    return settle(run, lambda text: Screen(sys.stderr).prose(harmless(text)))
 
 
 def _code(outcome: Cancelled) -> int:

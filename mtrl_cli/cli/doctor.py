@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mtrl_cli.cli.failures import Teller
@@ -33,8 +33,8 @@ def consult(
 
     def tell(finding: Finding) -> None:
         if not as_json:
-            for line in _lines(finding):
-                screen.line(harmless(teller.redact(line)))
+            for line, indent in _lines(finding):
+                screen.prose(harmless(teller.redact(line)), indent)
 
     report = Report(tell)
 
@@ -75,11 +75,11 @@ def _examined(
     return None
 
 
-def _lines(finding: Finding) -> list[str]:
-    lines = [f"{finding.state.value:<4} {finding.topic:<14} {finding.says}"]
+def _lines(finding: Finding) -> Iterator[tuple[str, int]]:
+    """Each with the columns by which its rest is indented, if it is too long."""
+    yield f"{finding.state.value:<4} {finding.topic:<14} {finding.says}", 20
     if finding.todo is not None:
-        lines.append(f"{'':<19} → {finding.todo}")
-    return lines
+        yield f"{'':<19} → {finding.todo}", 22
 
 
 def _summary(counts: "Counter[State]") -> str:

@@ -29,6 +29,9 @@ from mtrl_cli.doctor.unseen import misleading_names
 
 CLOSING = "Dry run complete. To start it, remove --dry-run from your command."
 
+LABEL = 12
+"""Columns of a fact's label."""
+
 
 def plan(
     command: str,
@@ -112,7 +115,7 @@ def environment(experiment: Experiment, work: Workload) -> dict[str, Any]:
 
 def text(facts: Mapping[str, Any]) -> list[str]:
     """The lines of a dry run."""
-    lines = [f"{label:<12}{line}" for label, line in _facts(facts)]
+    lines = [f"{label:<{LABEL}}{line}" for label, line in _facts(facts)]
     return lines if lacking(facts) or facts["problems"] else [*lines, "", CLOSING]
 
 

@@ -113,7 +113,7 @@ def show_plan(
         screen.line(redact(json.dumps(facts, indent=2)))
     else:
         for line in dry_run.text(facts):
-            screen.line(harmless(redact(line)))
+            screen.prose(harmless(redact(line)), dry_run.LABEL)
     if dry_run.lacking(facts):
         resolve(composed)  # raises what the run would: the variable, and the key that needs it
     if problems := facts["problems"]:

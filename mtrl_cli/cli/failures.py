@@ -46,7 +46,7 @@ class Teller:
             screen.write(self.redact("".join(traceback.format_exception(error))))
         inner = innermost(error)
         for line in _lines(inner, self._set_by(inner)):
-            screen.line(harmless(self.redact(line)))
+            screen.prose(harmless(self.redact(line)), len("error: "))
         return inner.exit_code if isinstance(inner, MtrlError) else FAILED
 
     def _set_by(self, error: BaseException) -> str | None:

@@ -153,7 +153,7 @@ def _show_plans(
     for number, ((varied, facts), (_, _, composed)) in enumerate(zip(plans, runs, strict=True), 1):
         episodes = f"{facts['trajectories']:,} episodes"
         told = f"run {number}/{len(runs)}: {_named(varied)}, {episodes}"
-        screen.line(harmless(composed.redact(told)))
+        screen.prose(harmless(composed.redact(told)))
     screen.line()
     screen.line("Dry run complete. To start them, remove --dry-run from your command.")
     return 0

@@ -157,4 +157,4 @@ def _say_finished(run: RunRecord, committed: int, runs: Path) -> None:
     folder = runs_dir_option(runs)
     more = f"mtrl train --resume {run.id}{folder} train.steps={2 * committed} --force"
     told = f"{run.id} is finished, {committed} steps; for more steps: {more}"
-    Screen(sys.stdout).line(harmless(told))
+    Screen(sys.stdout).prose(harmless(told))

@@ -111,4 +111,4 @@ def _hint(lost: Sequence[str]) -> None:
     if lost:
         many = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         told = f"what a lost run held is returned by: mtrl cancel {lost[0]}{many}"
-        Screen(sys.stderr).line(harmless(told))
+        Screen(sys.stderr).prose(harmless(told))

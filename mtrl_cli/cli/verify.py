@@ -59,10 +59,10 @@ def _object(run: RunRecord, report: Report) -> str:
 
 def _print(screen: Screen, run: RunRecord, report: Report) -> None:
     counts = ", ".join(f"{number} {what}" for what, number in report.checked.items())
-    screen.line(harmless(f"{run.id} ({run.status}): {counts}"))
+    screen.prose(harmless(f"{run.id} ({run.status}): {counts}"))
     for note in report.notes:
-        screen.line(harmless(f"note: {note}"))
+        screen.prose(harmless(f"note: {note}"))
     for found in report.findings:
-        screen.line(harmless(str(found)))
+        screen.prose(harmless(str(found)))
     number = len(report.findings)
     screen.line("nothing is wrong" if not number else f"findings: {number}")

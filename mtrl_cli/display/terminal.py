@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from mtrl_cli.display.wrapping import HANGING, wrapped
+
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
@@ -91,6 +93,12 @@ class Screen:
     def line(self, text: str = "") -> None:
         self.write(text + "\n")
         self.flush()
+
+    def prose(self, text: str, indent: int = HANGING) -> None:
+        """Print a sentence, whose secrets are taken out: on a terminal it is broken between words,
+        all but its first line indented."""
+        for line in wrapped(text, columns(self._stream), indent):
+            self.line(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

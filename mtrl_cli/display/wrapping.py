@@ -16,7 +16,13 @@ HANGING = 4
 """Columns by which the rest of a sentence is indented."""
 
 _WORD = re.compile(r" *[^ ]+")
-_COMMAND = re.compile(r"\bmtrl [a-z]+(?: [^ ]*[-/@=][^ ]*)*")
+_COMMAND = re.compile(
+    r"\bmtrl [a-z]+(?: last\b| [^ ]*[-/@=][^ ]*)*"
+    r"|\bpip (?:un)?install(?: -[^ ]+)* [^ ]+"
+    r"|\be2b sandbox [a-z]+(?: [^ ]*[0-9][^ ]*)?"
+    r"|\bkill -9 [0-9]+"
+    r"|\bexport [^ ]+=[^ ]*"
+)
 _GLUE = "\u00a0"
 """A space at which a line is not broken."""
 

@@ -48,3 +48,22 @@ def test_config_list_wraps_what_experiments_are(tmp_path: Path) -> None:
     piped = mtrl("config", "list", cwd=tmp_path).stdout
     assert max(map(len, piped.splitlines())) > 80
     assert " ".join(narrow).split() == piped.split()
+
+
+def test_errors_and_their_hints_are_broken_between_words_on_a_terminal(tmp_path: Path) -> None:
+    wrong = ("train", "--dry-run", "train.stepz=1", "group.siz=2", "budget.max_turn=4")
+    code, written = on_terminal(command(*wrong), cwd=tmp_path, environ=environment(), size=(40, 50))
+    piped = mtrl(*wrong, cwd=tmp_path)
+    assert code == piped.returncode == 2
+    assert max(map(len, piped.stderr.splitlines())) > 50
+    shown = written.replace("\r\n", "\n")
+    assert shown.split() == piped.stderr.split()
+    assert all(len(line) <= 50 or len(line.split()) == 1 for line in shown.splitlines())
+
+
+def test_a_dry_run_is_broken_between_words_on_a_terminal(tmp_path: Path) -> None:
+    narrow = lines("train", "--dry-run", cwd=tmp_path, columns=60)
+    piped = mtrl("train", "--dry-run", cwd=tmp_path).stdout
+    assert max(map(len, piped.splitlines())) > 60
+    assert " ".join(narrow).split() == piped.split()
+    assert all(len(line) <= 60 or len(line.split()) == 1 for line in narrow)

@@ -60,3 +60,18 @@ def test_nothing_is_lost_and_only_single_words_are_too_long(
     lines = wrapped(text, width, indent)
     assert " ".join(lines).split() == text.split()
     assert all(cells(line) <= width or len(line.split()) == 1 for line in lines)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "mtrl cancel last",
+        "pip install 'mtrl-cli[e2b]'",
+        "e2b sandbox kill sb-17",
+        "kill -9 4711",
+        "export E2B_MAX_CONNECTIONS=400",
+    ],
+)
+def test_other_commands_of_a_hint_stay_whole(typed: str) -> None:
+    told = wrapped(f"a hint in some words: {typed} (and some more words)", 30, 4)
+    assert any(typed in line for line in told)
