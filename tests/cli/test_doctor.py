@@ -367,7 +367,8 @@ def test_sandboxes_and_the_orphans_of_a_dead_run(world: World) -> None:
 ORPHAN = """
 import asyncio
 from e2b import AsyncSandbox
-asyncio.run(AsyncSandbox.create("base", metadata={"mtrl": "sandbox", "mtrl_run": "gone-1"}))
+known = {"mtrl": "sandbox", "mtrl_run": "gone-1"}
+asyncio.run(AsyncSandbox.create("base", timeout=600, metadata=known))
 """
 
 

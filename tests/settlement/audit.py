@@ -49,8 +49,9 @@ def entries(folder: Path) -> list[LedgerEntry]:
     return list(read_ledger(folder / "ledger.jsonl"))
 
 
-def torn(folder: Path) -> Iterator[str]:
-    """Record files that hold anything but whole lines, and documents half written."""
+def torn(folder: Path, *, aborted: bool = False) -> Iterator[str]:
+    """Record files that hold anything but whole lines, and documents half written, which an abort
+    in that moment leaves beside the whole one until the run is settled."""
     for name in _RECORDS:
         data = (folder / name).read_bytes()
         try:
@@ -61,7 +62,8 @@ def torn(folder: Path) -> Iterator[str]:
             whole = False
         if not whole:
             yield f"{name} holds a torn line"
-    yield from (f"{path.name} was left" for path in folder.rglob("*.tmp"))
+    if not aborted:
+        yield from (f"{path.name} was left" for path in folder.rglob("*.tmp"))
 
 
 def repeated(server: ScriptedPolicyServer, *, reaped: bool = False) -> Iterator[str]:

@@ -162,7 +162,7 @@ def _flaws(
         if phase.name != "first contact":
             yield "no run folder"
         return
-    yield from audit.torn(folder)
+    yield from audit.torn(folder, aborted=not way.graceful)
     result.commits = audit.committed(folder)
     if way.graceful:
         yield from _settled(folder, phase, way, held, result)
