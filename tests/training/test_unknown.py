@@ -123,7 +123,10 @@ def test_what_is_told_of_an_unknown_outcome(tmp_path: Path) -> None:
     assert [line.split(maxsplit=1) for line in told[1:]] == [
         ["run:", f"runs/{folder.name}"],
         ["kept:", "step 1 is committed, with its training state"],
-        ["resume:", f"mtrl train --resume {folder.name}"],
+        # Of such a server it is not known whether it hands the gradients on: without --force a
+        # resume would be refused.
+        ["first:", "gradients of model_1 were not stepped: start the server again, then:"],
+        ["resume:", f"mtrl train --resume {folder.name} --force"],
     ]
 
 
