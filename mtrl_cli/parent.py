@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +56,9 @@ class ParentWatch:
         self._on_death = on_death
         self._is_ours = os.getppid() == parent_pid
         self._born = start_time(parent_pid)
-        self._look = threading.Event()
+        # Its put may be interrupted by another signal that puts (an Event's set would then wait for
+        # itself, and the process live on): the kernel signals for each of the parent's threads.
+        self._looks: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended = False
         if self._born is None:
             raise ProcessLookupError(f"no process {parent_pid}")
@@ -66,7 +70,7 @@ class ParentWatch:
         if not sys.platform.startswith("linux"):
             return
         with contextlib.suppress(OSError, AttributeError, ValueError):
-            signal.signal(_SIGNAL, lambda *_: self._look.set())
+            signal.signal(_SIGNAL, lambda *_: self._looks.put(None))
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(_SIGNAL), 0, 0, 0)
 
     def _alive(self) -> bool:
@@ -76,15 +80,21 @@ class ParentWatch:
 
     def _run(self) -> None:
         while self._alive():
-            self._look.wait(PERIOD)
-            self._look.clear()
+            self._wait(PERIOD)
             if self._ended:
                 return
         self._on_death()
-        self._look.wait(GRACE)
+        end = time.monotonic() + GRACE
+        while not self._ended and (left := end - time.monotonic()) > 0:
+            self._wait(left)
         if not self._ended:
             os._exit(1)
 
+    def _wait(self, seconds: float) -> None:
+        """Until there is something to look at, or so long."""
+        with contextlib.suppress(queue.Empty):
+            self._looks.get(timeout=seconds)
+
     def stop(self) -> None:
         self._ended = True
-        self._look.set()
+        self._looks.put(None)
