@@ -16,12 +16,12 @@ _EVERY = 1.0
 
 @asynccontextmanager
 async def strain_told(service: "TrainingService", observer: Observer) -> AsyncIterator[None]:
-    """Tell ``observer`` each change of the service's strain, until the block is left."""
+    """Tell ``observer`` each change of the service's strain, until the block is left; then nobody
+    waits any more."""
     told = ServiceStrained(0, None)
 
-    def look() -> None:
+    def tell(seen: ServiceStrained) -> None:
         nonlocal told
-        seen = ServiceStrained(service.strain.reissued, service.strain.waits)
         if seen != told:
             told = seen
             observer(seen)
@@ -29,7 +29,8 @@ async def strain_told(service: "TrainingService", observer: Observer) -> AsyncIt
     async def watch() -> None:
         while True:
             await asyncio.sleep(_EVERY)
-            look()
+            strain = service.strain
+            tell(ServiceStrained(strain.reissued, strain.waits))
 
     watching = asyncio.ensure_future(watch())
     try:
@@ -38,4 +39,4 @@ async def strain_told(service: "TrainingService", observer: Observer) -> AsyncIt
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-        look()
+        tell(ServiceStrained(service.strain.reissued, None))
