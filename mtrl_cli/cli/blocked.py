@@ -33,8 +33,6 @@ class LoopWatch:
         self._tell = tell
         self._loop_thread = threading.get_ident()
         self._beat = time.monotonic()
-        self._worked = time.process_time()
-        """The CPU time of the process at the last look."""
         self._told: set[str] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mtrl-loop-watch", daemon=True)
@@ -52,13 +50,13 @@ class LoopWatch:
 
     def _run(self) -> None:
         patience = PATIENCE
-        looked = time.monotonic()
+        looked, worked = time.monotonic(), time.process_time()
         while not self._end.wait(min(_LOOK_EVERY, patience / 4)):
-            now, worked = time.monotonic(), time.process_time()
-            slept = now - looked - (worked - self._worked)
+            now, work = time.monotonic(), time.process_time()
+            slept = now - looked - (work - worked)
             if slept > patience / 2:
                 self._beat = now  # the whole process did, as after Ctrl-Z
-            looked, self._worked = now, worked
+            looked, worked = now, work
             if now - self._beat < patience:
                 continue
             frame = sys._current_frames().get(self._loop_thread)

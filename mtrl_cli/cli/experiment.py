@@ -117,13 +117,8 @@ def show_plan(
     if dry_run.lacking(facts):
         resolve(composed)  # raises what the run would: the variable, and the key that needs it
     if problems := facts["problems"]:
-        raise together([ConfigError(one, at=composed.setter(_key(one))) for one in problems])
+        raise together([ConfigError(one, at=composed.setter(one)) for one in problems])
     return 0
-
-
-def _key(problem: str) -> str:
-    """The key that a problem begins with."""
-    return problem.partition(" ")[0].rstrip(":")
 
 
 def prepared(

@@ -55,7 +55,7 @@ class Teller:
         if isinstance(known, str) or self.composed is None or not isinstance(error, UsageError):
             return known
         first, *more = str(error).splitlines() or [""]
-        return None if more else self.composed.setter(first.split(" ")[0].rstrip(":"))
+        return None if more else self.composed.setter(first)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from mtrl_cli.config.defaults import (
     without_hydras_own,
     without_self,
 )
-from mtrl_cli.config.errors import ConfigError, together
+from mtrl_cli.config.errors import ConfigError, key_of, together
 from mtrl_cli.config.keys import schema_keys
 from mtrl_cli.config.lines import holds_itself, written
 from mtrl_cli.config.locate import locate
@@ -122,8 +122,10 @@ class Composed:
         """What set a key: the override, or the file and the line."""
         return self.sources.set_by(key, value_at(self.container, key))
 
-    def setter(self, word: str) -> str | None:
-        """As `origin`; None where ``word`` is no key, or one that nothing sets."""
+    def setter(self, problem: str) -> str | None:
+        """As `origin`, of the key that ``problem`` begins with; None where that is no key, or one
+        that nothing sets."""
+        word = key_of(problem)
         origin = self.sources.origin(word, value_at(self.container, word))
         return None if word not in schema_keys() or origin.kind == "default" else origin.told
 

@@ -18,6 +18,11 @@ class ConfigError(UsageError):
         self.hint = hint
 
 
+def key_of(problem: str) -> str:
+    """The key that a problem begins with: ``group.size is 1``, ``run.dir: …``."""
+    return problem.split(" ")[0].rstrip(":")
+
+
 MOST = 20
 """Mistakes that one error tells of."""
 

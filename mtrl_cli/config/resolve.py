@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtrl_cli.config.compose import Composed
-from mtrl_cli.config.errors import ConfigError, together
+from mtrl_cli.config.errors import ConfigError, key_of, together
 from mtrl_cli.config.refusals import schema_error
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import MASK, leaves
@@ -63,9 +63,7 @@ def refuse_invalid(experiment: Experiment, composed: Composed, *, training: bool
     """Raise what `validate` finds, each problem with what set its key."""
     problems = validate(experiment, training=training)
     if problems:
-        raise together(
-            [ConfigError(one, at=composed.origin(one.partition(" ")[0])) for one in problems]
-        )
+        raise together([ConfigError(one, at=composed.origin(key_of(one))) for one in problems])
 
 
 def _require_values(composed: Composed) -> None:

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from mtrl_cli.assembly import RendererChat, chat_of, check_append_only, task_of
 from mtrl_cli.config.compose import Composed
+from mtrl_cli.config.errors import key_of
 from mtrl_cli.config.resolve import resolve
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import SecretKey
@@ -75,8 +76,7 @@ async def _configured(
     experiment = _resolved(composed, lacking)
     problems = validate(experiment, training=experiment.policy is None)
     for problem in problems:
-        key = problem.partition(" ")[0]
-        speaker.fail(problem, f"it was set by {composed.origin(key)}")
+        speaker.fail(problem, f"it was set by {composed.origin(key_of(problem))}")
     if problems:
         return experiment, None
     chosen = choose_policy(experiment, experiment.policy)

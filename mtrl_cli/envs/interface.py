@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.errors import UsageError
+from mtrl_cli.rollout.held import LARGEST_REWARD
 from mtrl_cli.rollout.ports import (
     EnvironmentFault,
     InfrastructureFailure,
@@ -37,10 +38,6 @@ T = TypeVar("T")
 
 _LONGEST_REASON = 500
 """Characters of somebody else's message that an error line repeats."""
-
-
-LARGEST_REWARD = 1e12
-"""Size of a reward; that of a larger one is a mistake, and its square soon no number."""
 
 
 class SessionLost(InfrastructureFailure):

@@ -87,7 +87,7 @@ class HeldEnvironment:
 
 
 LARGEST_REWARD = 1e12
-"""Beyond it sums and squares of rewards lose what they are for."""
+"""Size of a reward; that of a larger one is a mistake, and its square soon no number."""
 
 
 def _check_outcome(environment: Environment, outcome: Any) -> None:
