@@ -14,13 +14,15 @@ async def finish(
     work: Coroutine[Any, Any, T],
     patience: float | None = None,
     unheard: Callable[[BaseException], None] = lambda error: None,
+    unwanted: Callable[[], None] = lambda: None,
 ) -> T:
     """Await ``work`` to its end even if the caller is cancelled; then the cancellation goes on.
 
     `asyncio.shield` alone would let the caller leave while the work still runs. Work that does
     not bound itself in time gets ``patience``: so many seconds after the caller's cancellation it
-    is cancelled too, and awaited. ``unheard`` gets the error of work that its caller no longer
-    waited for.
+    is cancelled too, and awaited. ``unwanted`` is called at the caller's cancellation: work that
+    only waits for its turn may be told so. ``unheard`` gets the error of work that its caller no
+    longer waited for.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -30,8 +32,10 @@ async def finish(
         except asyncio.CancelledError as error:
             if task.cancelled():
                 raise
-            if cancelled is None and patience is not None:
-                asyncio.get_running_loop().call_later(patience, task.cancel)
+            if cancelled is None:
+                unwanted()
+                if patience is not None:
+                    asyncio.get_running_loop().call_later(patience, task.cancel)
             cancelled = error
         except Exception:
             break

@@ -221,6 +221,12 @@ class TrainingService(Protocol):
 
     def unload_model(self, model: str) -> Call[None]: ...
 
+    def stop_waiting(self) -> None:
+        """The run ends: from now on a training call that the server lets nobody send, or that is
+        to be sent again as it surely was not executed, is refused in place of waited for. Calls
+        that were sent go on. Idempotent."""
+        ...
+
     async def execute(self, call: Call[T], accepted: Accepted) -> T:
         """Send a training call once and await its result.
 

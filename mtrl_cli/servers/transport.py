@@ -89,6 +89,7 @@ class Transport:
         self.gone = gone
         self.limiter = Limiter()
         self.trouble = Trouble()
+        self._ending = asyncio.Event()
         self._connections = connections
         self._heads: dict[_Key, bytes] = {}
         self._pool: Pool | None = None
@@ -98,6 +99,24 @@ class Transport:
     def budget(self, seconds: float, attempts: int) -> Budget:
         """The budget of one logical call; what is made again under it is counted."""
         return Budget(seconds, attempts, self.trouble.again)
+
+    def stop_waiting(self) -> None:
+        """The run ends: nothing waits for its turn any more. What is on its way goes on."""
+        self._ending.set()
+
+    async def pause(self, seconds: float, *, anyway: bool = False) -> bool:
+        """Wait before what is sent again; False: the run ends, and it shall not be.
+
+        Args:
+            anyway: it shall be, whatever ends.
+        """
+        if anyway:
+            await asyncio.sleep(seconds)
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
+        return not self._ending.is_set()
 
     @property
     def strain(self) -> Strain:
@@ -247,8 +266,8 @@ class Transport:
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.limiter.wait()
-                return seconds - (time.monotonic() - began)
+                if await self.limiter.wait(self.pause):
+                    return seconds - (time.monotonic() - began)
         says = f"the server lets nobody send now ({self.limiter.says})"
         raise NoReply(Verdict("transient", says, 429))
 
@@ -372,6 +391,9 @@ class Limiter:
         self._until = max(self._until, now + retry_after)
         self.held += 1
 
-    async def wait(self) -> None:
-        while (left := self._until - time.monotonic()) > 0:  # noqa: ASYNC110 - until moves
-            await asyncio.sleep(left + random.uniform(0.0, _SPREAD * self._pause))
+    async def wait(self, pause: Callable[[float], Awaitable[bool]]) -> bool:
+        """Wait until it opens. False: ``pause`` says that the wait is off."""
+        while (left := self._until - time.monotonic()) > 0:  # it moves
+            if not await pause(left + random.uniform(0.0, _SPREAD * self._pause)):
+                return False
+        return True

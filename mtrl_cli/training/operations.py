@@ -14,7 +14,8 @@ checkpoints, where the server has one, before it counts as unknown.
 
 A call in flight is awaited also when the caller is cancelled, for `PATIENCE` seconds more: its
 effect cannot be taken back, so its outcome should be known. What has no outcome by then is given
-up as ``unknown``, or a server that hangs could not be left.
+up as ``unknown``, or a server that hangs could not be left. A call that only waits to be sent, as
+its server lets nobody send, is not waited for: it is ``refused``.
 """
 
 import asyncio
@@ -177,6 +178,7 @@ class Operations:
             perhaps_made=lambda error: (
                 self._service.gone is None and isinstance(error, Unknown | asyncio.CancelledError)
             ),
+            unwanted=lambda key: self._service.stop_waiting(),
         )
 
     async def _run(
@@ -193,7 +195,8 @@ class Operations:
             call = await asyncio.to_thread(build, seq) if aside else build(seq)
             if call.seq is not None:
                 self._seq = seq
-            return await finish(self._execute(call), patience, self._unheard)
+            work = self._execute(call)
+            return await finish(work, patience, self._unheard, self._service.stop_waiting)
 
     def _unheard(self, error: BaseException) -> None:
         self._tell(f"after the stop: {error or type(error).__name__}")

@@ -118,6 +118,20 @@ async def test_rate_limits_that_do_not_end_are_refused_as_transient():
         assert server.models[trained.model].steps == 0
 
 
+async def test_one_that_was_turned_away_is_not_sent_again_for_a_run_that_ends():
+    async with ScriptedTwinkleServer() as server, connected(server) as client:
+        trained = await Trained.on(client)
+        server.faults.add(MODEL + "clip_grad_and_step", faults.fail(REFUSALS[0]), times=1)
+        client.stop_waiting()
+        with pytest.raises(Refused, match="Rate limit"):
+            await trained.step()
+        assert server.models[trained.model].steps == 0
+        server.faults.add(UNLOAD, faults.fail(REFUSALS[0]), times=1)
+        await trained.unload()
+        assert server.faults.met == 2
+        assert not server.models
+
+
 async def test_a_server_that_is_gone_is_refused():
     server = ScriptedTwinkleServer()
     await server.start()

@@ -2,20 +2,24 @@
 
 import asyncio
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.ledger import Ledger
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities
 from mtrl_cli.servers.tinker.codec import parse, parse_aside
 from mtrl_cli.servers.tinker.service import TinkerService
+from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.training.operations import Operations, TrainingError
 from tests.servers.calls import ADAM, LOSS, SPEC, datum
+from tests.servers.test_strain import until
 
 
 @pytest.fixture
@@ -111,6 +115,69 @@ async def test_one_turned_down_leaves_no_gap(world):
         await operations.forward_backward([bad], LOSS)
     await operations.forward_backward([datum()], LOSS)
     assert sent(server) == [("forward_backward", 1)]
+
+
+async def test_a_stop_does_not_wait_for_a_call_that_nobody_may_send(world):
+    server, client, operations, calls = world
+    server.faults.add("optim_step", faults.status(429, {"detail": "slow down"}, retry_after=60))
+    stepping = asyncio.create_task(operations.optim_step(ADAM))
+    await until(lambda: client.strain.waits)
+    stepping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stepping
+    assert calls() == [("a1/optim_step/1", "intent"), ("a1/optim_step/1", "refused")]
+    assert server.applied("optim_step") == 0
+    await operations.unload_model()
+    assert server.applied("unload_model") == 1
+
+
+async def test_nor_for_a_model_that_it_does_not_need_any_more(world, tmp_path):
+    server, client, _, _ = world
+    resources = RolloutResources(patience=20.0)
+    ledger = Ledger(tmp_path / "second.jsonl")
+    operations = Operations(client, ledger, attempt=2, vocab=1000)
+    server.faults.add("create_model", faults.status(429, {"detail": "slow down"}, retry_after=60))
+
+    async def borrow():
+        async with resources.scope("run") as scope:
+            await scope.borrow(operations.server_model(SPEC))
+
+    borrowing = asyncio.create_task(borrow())
+    await until(lambda: client.strain.waits)
+    borrowing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await borrowing
+    ledger.close()
+    states = [line["state"] for line in read_records(tmp_path / "second.jsonl")]
+    assert states == ["intent", "refused"]
+    assert resources.live == ()
+
+
+async def test_a_call_whose_reply_was_lost_goes_on_after_a_stop(tmp_path):
+    async with ScriptedPolicyServer(dedupes=True) as server:
+        client = TinkerService(
+            Address.of(server.url, None),
+            "scripted",
+            Capabilities("immutable", True, True, True, True),
+        )
+        await client.connect()
+        with closing(Ledger(tmp_path / "ledger.jsonl")) as ledger:
+            operations = Operations(client, ledger, attempt=1, vocab=1000)
+            await operations.create_model(SPEC)
+            server.faults.add("optim_step", faults.drop_reply(), times=2)
+            stepping = asyncio.create_task(operations.optim_step(ADAM))
+            await until(lambda: server.applied("optim_step"))
+            stepping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stepping
+        await client.close()
+        states = [
+            line["state"]
+            for line in read_records(tmp_path / "ledger.jsonl")
+            if line["key"] == "a1/optim_step/1"
+        ]
+        assert states == ["intent", "accepted", "done"]
+        assert server.applied("optim_step") == 1
 
 
 async def test_a_large_reply_is_read_in_pieces():

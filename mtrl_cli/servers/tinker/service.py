@@ -204,6 +204,9 @@ class TinkerService:
     def unload_model(self, model: str) -> Call[None]:
         return self._calls.unload_model(model)
 
+    def stop_waiting(self) -> None:
+        self._transport.stop_waiting()
+
     async def execute(self, call: Call[T], accepted: Accepted) -> T:
         return await self._training.execute(call, accepted)
 

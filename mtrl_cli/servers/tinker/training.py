@@ -113,12 +113,12 @@ class Training:
             else:
                 again = self._may_resend(call) and answer.outcome != "permanent"
             pause = budget.pause(answer) if again else None
-            if pause is None:
+            anyway = lost is not None or _returns(call)
+            if pause is None or not await self._transport.pause(pause, anyway=anyway):
                 if lost is not None:
                     raise self._unknown(call, lost)
                 raise self._refused(call, answer)
             self._counts.training_resends += lost is not None
-            await asyncio.sleep(pause)
 
     def _may_resend(self, call: Call[Any]) -> bool:
         return self._dedupes and call.seq is not None

@@ -302,6 +302,9 @@ class TwinkleService:
             step, model, None, lambda sender, accepted: free(sender, model, step, accepted)
         )
 
+    def stop_waiting(self) -> None:
+        self._transport.stop_waiting()
+
     async def execute(self, call: Call[T], accepted: Accepted) -> T:
         if not isinstance(call, TwinkleCall):
             raise TypeError("this call was built by another client")

@@ -9,7 +9,6 @@ Serve finds the replica that holds it. With one id for both, a process that know
 name, which begins with its session, also knows the way to it.
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import Mapping
@@ -135,9 +134,9 @@ class Sender:
             pause = None
             if repeat and answer.outcome == "transient":
                 pause = budget.pause(answer)
-            if pause is None:
+            anyway = kind in _RETURNS
+            if pause is None or not await self._transport.pause(pause, anyway=anyway):
                 raise self._failure(kind, model, answer)
-            await asyncio.sleep(pause)
 
     async def _send(
         self, path: str, body: bytes, headers: Mapping[str, str], seconds: float, returns: bool
