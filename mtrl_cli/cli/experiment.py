@@ -156,6 +156,7 @@ def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "Di
         title=f"{asked.command} {experiment.name}",
         games=experiment.eval.games,
         games_during=experiment.eval.games_during,
+        evaluate_every=experiment.eval.every,
         concurrency=experiment.run.concurrency,
         drain_timeout=experiment.run.drain_timeout,
         keep_groups=asked.command == "rollout",

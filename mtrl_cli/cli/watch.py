@@ -144,7 +144,8 @@ class _Watcher:
             return
         if restored(state, self._run.path, now):
             return
-        state.phase, state.rates.told, state.told_busy = "running", None, None
+        state.phase, state.rates.told = "running", None
+        state.told_busy, state.told_eta = None, None
         state.groups = {
             one.group: state.groups.get(one.group)
             or GroupView(one.group, one.task, one.policy, one.policy_step, one.size, now)

@@ -70,8 +70,9 @@ def _columns(state: RunState, now: float) -> Iterator[Column]:
     yield Column("tokens", compact(state.tokens), 5)
     yield Column("entropy", _known(metrics, "entropy", lambda it: fitted(it, 6, 3)), 6)
     yield Column("loss", _known(metrics, "loss", lambda it: fitted(it, 7, 4)), 7)
-    eta = state.eta()
-    yield Column("eta", NOTHING if eta is None else clock(eta), 8)
+    eta = state.eta(now)
+    known = eta is not None and not eta.unmeasured
+    yield Column("eta", clock(eta.seconds) if eta is not None and known else NOTHING, 8)
     yield Column("", harmless(policy_name(state.policy or NOTHING), 24), 11)
 
 

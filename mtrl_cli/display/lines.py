@@ -90,6 +90,15 @@ def progress_line(state: RunState) -> str:
     return f"evaluation{label}: {evaluation.done:,}{games} games{so_far}"
 
 
+def eta(state: RunState, now: float) -> str:
+    """When the run is over, and what that leaves out; nothing where it is not known."""
+    expected = state.eta(now)
+    if expected is None:
+        return ""
+    more = " + evaluation" if expected.unmeasured else ""
+    return f"ETA {clock(expected.seconds)}{more}"
+
+
 def stopping_line(state: RunState, stopping: Stopping) -> str:
     """What a stop request does, and what the next one would do."""
     cause = harmless(stopping.cause)

@@ -59,7 +59,7 @@ def head(state: RunState, now: float, width: int, glyphs: Glyphs, redact: lines.
     """Name and time, progress, what Ctrl-C does, reward, throughput."""
     rows = [
         _ends(_names(state), clock(now - state.started), width, "bold"),
-        _progress(state, width, glyphs),
+        _progress(state, now, width, glyphs),
         _stop_line(state, now),
         Text(_fit(_reward_parts(state, glyphs), width)),
         Text(_fit(_throughput_parts(state, now), width), style="dim"),
@@ -105,20 +105,19 @@ def _names(state: RunState) -> str:
     return f"mtrl {harmless(state.plan.title)}{run}{policy}"
 
 
-def _progress(state: RunState, width: int, glyphs: Glyphs) -> Text:
+def _progress(state: RunState, now: float, width: int, glyphs: Glyphs) -> Text:
+    ending = lines.eta(state, now)
     evaluation = state.evaluation
     if evaluation is not None:
         share = evaluation.done / evaluation.games if evaluation.games else None
-        return _bar(lines.progress_line(state), share, "", width, glyphs)
+        return _bar(lines.progress_line(state), share, ending, width, glyphs)
     if state.plan.total_groups:
         done = len(state.finished_groups)
         label = f"groups {done}/{state.plan.total_groups}"
         return _bar(label, done / state.plan.total_groups, "", width, glyphs)
     if not state.steps:
         return Text(harmless(state.phase))
-    eta = state.eta()
     label = f"step {state.step}/{state.steps} {harmless(state.phase)}"
-    ending = f"ETA {clock(eta)}" if eta is not None else ""
     return _bar(label, state.step / state.steps, ending, width, glyphs)
 
 

@@ -89,7 +89,8 @@ class PlainPresenter:
         if evaluation is not None and evaluation.done > self._last_progress:
             if quiet >= PROGRESS_EVERY:
                 self._last_progress = evaluation.done
-                self._info(lines.progress_line(self.state))
+                told = (lines.progress_line(self.state), lines.eta(self.state, now))
+                self._info(", ".join(filter(None, told)))
         elif quiet >= ALIVE_EVERY:
             self._info(lines.alive_line(self.state, now))
 

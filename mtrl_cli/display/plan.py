@@ -1,6 +1,6 @@
 """What a screen knows of a run before it begins."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 FEW_GROUPS = 8
@@ -14,6 +14,8 @@ class DisplayPlan:
     title: str
     games: int = 0
     games_during: int = 0
+    evaluate_every: int = 0
+    """Steps between evaluations during training; 0 where there are none."""
     concurrency: int = 0
     drain_timeout: float = 60.0
     keep_groups: bool = False
@@ -30,6 +32,15 @@ class DisplayPlan:
     """Groups that a training step consumes; 0 where there are no steps."""
     figures: Sequence[str] = ()
     """Figures that the steps of some runs have: ``kl``, ``parity``."""
+
+    def due(self, step: int, steps: int, begun: Container[str]) -> Iterator[int]:
+        """The games of each evaluation that is to come: of a training that has finished ``step``
+        of ``steps`` steps, where those labelled ``begun`` are behind it or go on."""
+        if every := self.evaluate_every:
+            first = step if f"step {step}" not in begun else step + 1
+            yield from (self.games_during for n in range(first, steps) if n % every == 0)
+        if self.games and "after" not in begun:
+            yield self.games
 
     @property
     def tells_groups(self) -> bool:

@@ -1,4 +1,4 @@
-"""How fast a run is: what happened over the last seconds, and when its steps will be over."""
+"""How fast a run is: what happened over the last seconds."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -8,9 +8,6 @@ RATE_WINDOW = 15
 
 ENDED_KEPT = 4096
 """Ends of episodes that are kept to count a rate with."""
-
-ETA_STEPS = 20
-"""Steps whose mean duration predicts the rest."""
 
 
 @dataclass(slots=True)
@@ -24,7 +21,6 @@ class Rates:
     _buckets: deque[list[int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
     """A second, and the tokens sampled in it."""
     _ended: deque[float] = field(default_factory=lambda: deque(maxlen=ENDED_KEPT))
-    _durations: deque[float] = field(default_factory=lambda: deque(maxlen=ETA_STEPS))
 
     def sampled(self, tokens: int, now: float) -> None:
         """A turn was sampled."""
@@ -37,10 +33,6 @@ class Rates:
     def ended(self, now: float) -> None:
         """An episode has ended."""
         self._ended.append(now)
-
-    def stepped(self, seconds: float) -> None:
-        """A step took ``seconds``."""
-        self._durations.append(seconds)
 
     def tokens_per_second(self, now: float) -> float:
         """Sampled tokens a second over the last seconds."""
@@ -64,8 +56,3 @@ class Rates:
         # What is kept may begin later than a minute ago, and so may the run.
         span = min(60.0, now - ended[0] if full else now - self.began)
         return recent * 60 / max(span, 1.0)
-
-    def left(self, steps: int) -> float | None:
-        """Seconds that ``steps`` more steps take, going by the latest ones; None before one."""
-        latest = self._durations
-        return sum(latest) / len(latest) * steps if latest else None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from mtrl_cli.display.pace import Eta
 from mtrl_cli.display.state import EvaluationView, GroupView, MemberView, RunState, Stopping
 
 MOST_GROUPS = 200
@@ -18,7 +19,7 @@ _OF_THE_PLAN = ("concurrency", "drain_timeout", "total_groups", "groups_per_step
 
 def to_record(state: RunState, now: float) -> dict[str, Any]:
     """The moment. Times are told as ages, since two processes share no monotonic clock."""
-    stopping, evaluation = state.stopping, state.evaluation
+    stopping, evaluation, eta = state.stopping, state.evaluation, state.eta(now)
     return {
         "phase": state.phase,
         "phase_seconds": now - state.phase_since,
@@ -30,6 +31,7 @@ def to_record(state: RunState, now: float) -> dict[str, Any]:
         "reissued": state.reissued,
         "waits": state.waits,
         "busy": state.busy,
+        "eta": None if eta is None else asdict(eta),
         "plan": {name: getattr(state.plan, name) for name in _OF_THE_PLAN},
         "borrowed": dict(state.borrowed_by_kind()),
         "groups": [_group(group, now) for group in list(state.groups.values())[:MOST_GROUPS]],
@@ -48,7 +50,7 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
     """
     plan = replace(state.plan, **{name: record["plan"][name] for name in _OF_THE_PLAN})
     groups = {view.group: view for view in (_view(one, now) for one in record["groups"])}
-    stopping, evaluation = record["stopping"], record["evaluation"]
+    stopping, evaluation, eta = record["stopping"], record["evaluation"], record["eta"]
     state.phase = str(record["phase"])
     state.phase_since = now - float(record["phase_seconds"])
     state.tokens, state.episodes = int(record["tokens"]), int(record["episodes"])
@@ -59,6 +61,7 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
         float(record["episodes_per_minute"]),
     )
     state.told_busy = int(record["busy"])
+    state.told_eta = Eta(**eta) if eta else None
     state.plan, state.groups = plan, groups
     state.borrowed = {
         f"{kind}/{number}": (str(kind), None)

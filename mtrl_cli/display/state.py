@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mtrl_cli.display.pace import Eta, Pace
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.rates import Rates
 from mtrl_cli.rollout.events import (
@@ -152,8 +153,11 @@ class RunState:
         """Key → kind and, where it has one, the id that it has where it lives."""
         self._step_began = now
         self.rates = Rates(now)
+        self.pace = Pace()
         self.told_busy: int | None = None
         """`busy`, where somebody else counts it."""
+        self.told_eta: Eta | None = None
+        """What the run itself expects, where another process carries it out."""
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             TurnSampled: self._turn_sampled,
             GroupStarted: self._group_started,
@@ -185,11 +189,28 @@ class RunState:
 
     # What a drawing asks.
 
-    def eta(self) -> float | None:
-        """Seconds until the last step, from the latest steps; None before the first one."""
-        if self.step == 0 or not self.steps:
+    def eta(self, now: float) -> Eta | None:
+        """How long the run takes from ``now``: its steps, and the evaluations that are due. None
+        where that is not known: before the first step, after a stop request, of another process
+        that does not tell."""
+        if self.plan.watched or self.stopping is not None:
+            return self.told_eta
+        view = self.evaluation
+        current = 0.0 if view is None else self.pace.rest(view.games, now)
+        if self.plan.policies:
+            return None if current is None else Eta(current)
+        evaluates = self.phase == "evaluation"
+        passed = 0.0 if evaluates else now - self._step_began
+        steps = self.pace.steps(self.steps - self.step, passed)
+        if not self.step or steps is None or current is None:
             return None
-        return self.rates.left(self.steps - self.step)
+        due = self.pace.evaluations(self.plan.due(self.step, self.steps, self._evaluated_ones()))
+        return Eta(steps + current + (due or 0.0), unmeasured=due is None)
+
+    def _evaluated_ones(self) -> set[str]:
+        """The labels of the evaluations that have begun."""
+        found = {one.label for one in self.evaluations}
+        return found if self.evaluation is None else found | {self.evaluation.label}
 
     def trend(self, steps: int) -> float | None:
         """Mean reward of the last ``steps`` steps less that of the ``steps`` before."""
@@ -275,6 +296,7 @@ class RunState:
     def _group_finished(self, event: GroupFinished, now: float) -> None:
         if self.evaluation is not None:
             self.evaluation.done += 1
+            self.pace.game_ended(now)
             return
         group = self.groups.pop(event.group, None)
         if group is not None and self.plan.keep_groups:
@@ -301,6 +323,7 @@ class RunState:
     def _phase_started(self, event: PhaseStarted, now: float) -> None:
         if event.phase == "evaluation":
             self._begin_evaluation(event.step)
+            self.pace.evaluates(now)
         else:
             self.evaluation = None
         if event.phase == "sampling" and self.phase in ("start-up", "evaluation"):
@@ -327,7 +350,7 @@ class RunState:
         self.policy, self.metrics = event.policy, event.metrics
         self.step_seconds = _wall(event.metrics, now - self._step_began)
         self._step_began = now
-        self.rates.stepped(self.step_seconds)
+        self.pace.stepped(self.step_seconds)
         if (value := event.metrics.get("reward")) is not None:
             self.rewards.append(value)
         if (most := event.metrics.get("parity_max")) is not None:
@@ -341,6 +364,8 @@ class RunState:
 
     def _evaluated(self, event: Evaluated, now: float) -> None:
         self.evaluations.append(event)
+        if self.evaluation is not None:
+            self.pace.evaluated(self.evaluation.games, now)
         self.evaluation = None
 
     def _run_failed(self, event: RunFailed, now: float) -> None:

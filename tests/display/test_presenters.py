@@ -248,7 +248,7 @@ def test_plain_lines_say_what_ended() -> None:
         f"12:17:40 INFO  run {RUN} in {FOLDER}",
         "12:17:40 INFO  step 12/50 | 14.2s | reward  0.463 | passed    - | trained 13/16"
         " | kl  0.0120 | parity       - | gen  1.4k tok/s | tokens   200 | entropy      -"
-        " | loss       - | eta 00:08:59 | step-000012 | equal rewards 3",
+        " | loss       - | eta        - | step-000012 | equal rewards 3",
         "12:17:40 INFO  evaluation after: -0.060 ± 0.012 over 6,000 games",
         "12:17:40 INFO  evaluation after: -0.060 ± 0.012 over 34 games (16 failed)",
         "12:17:40 WARN  stopping (SIGTERM): nothing new starts; issued work settles"

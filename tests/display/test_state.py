@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from mtrl_cli.display.pace import Eta
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState
 from mtrl_cli.rollout.events import (
@@ -107,15 +108,15 @@ def test_throughput_is_of_the_last_seconds(state: RunState) -> None:
     assert state.rates.tokens_per_second(200.0) == 0
 
 
-def test_the_estimate_leaves_evaluations_out(state: RunState) -> None:
-    assert state.eta() is None
+def test_an_evaluation_is_no_part_of_a_step(state: RunState) -> None:
+    assert state.eta(0.0) is None
     state.apply(PhaseStarted("evaluation"), 0.0)
     state.apply(Evaluated("before", "base", -1.0, 0.0, 100, 0.0), 500.0)
     for number in range(1, 11):
         state.apply(PhaseStarted("sampling", number - 1), 500.0 + 10 * (number - 1))
         state.apply(StepFinished(number, 50, "u/v", {}), 500.0 + 10 * number)
     assert state.step_seconds == 10
-    assert state.eta() == pytest.approx(400)
+    assert state.eta(600.0) == Eta(400 + 500)
 
 
 def test_a_step_takes_as_long_as_the_run_measured_however_late_one_hears_of_it(
@@ -125,7 +126,7 @@ def test_a_step_takes_as_long_as_the_run_measured_however_late_one_hears_of_it(
     for number in (1, 2, 3):
         state.apply(StepFinished(number, 13, "u/v", measured), 500.0)
     assert state.step_seconds == pytest.approx(0.9)
-    assert state.eta() == pytest.approx(9)
+    assert state.eta(500.0) == Eta(pytest.approx(9), unmeasured=True)
 
 
 def test_a_state_that_became_another_counts_for_itself(state: RunState) -> None:
