@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, Literal, NoReturn, Protocol
 
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.errors import UsageError
@@ -26,15 +26,12 @@ from mtrl_cli.rollout.held import LARGEST_REWARD
 from mtrl_cli.rollout.ports import (
     EnvironmentFault,
     InfrastructureFailure,
-    RolloutError,
     StepOutcome,
     TaskSample,
     ToolCall,
     ToolError,
 )
-from mtrl_cli.rollout.task_fault import place, traceback_of
-
-T = TypeVar("T")
+from mtrl_cli.rollout.task_fault import fields, own_code, place, text, traceback_of
 
 _LONGEST_REASON = 500
 """Characters of somebody else's message that an error line repeats."""
@@ -138,12 +135,11 @@ class TaskEnvironment:
         """The rewards before the last step, without zeros."""
 
     async def reset(self, sample: TaskSample, member: int) -> str:
-        arguments = self._guarded(
-            "reset", lambda: dict(self._adapter.reset_arguments(sample, member))
-        )
+        with own_code(self._adapter, "reset_arguments"):
+            arguments = fields(self._adapter.reset_arguments(sample, member))
         self._started, self._earlier = False, []
         reply = await self._counted(self.session.reset, arguments)
-        outcome = self._outcome("reset", reply)
+        outcome = self._outcome(reply)
         if outcome.done:
             raise EnvironmentFault(f"{self._name}.reset returned an episode that is over")
         self._started = True
@@ -155,15 +151,22 @@ class TaskEnvironment:
         if self._done:
             raise EnvironmentFault(f"{self._name}: step after the end of the episode")
         try:
-            action = self._guarded("step", lambda: self._adapter.action(call))
-            reply = await self._counted(self.session.step, action)
+            reply = await self._counted(self.session.step, self._action(call))
         except ToolError as refused:
             raise ToolError(self._cut(str(refused))) from refused
-        outcome = self._outcome("step", reply)
+        outcome = self._outcome(reply)
         return StepOutcome(outcome.text, self._counting(outcome), outcome.done)
 
     async def close(self) -> None:
         await self.session.close()
+
+    def _action(self, call: ToolCall) -> Mapping[str, Any]:
+        with own_code(self._adapter, "action"):
+            try:
+                return fields(self._adapter.action(call))
+            except ToolError as error:  # an answer to the model, and no fault
+                refused = error
+        raise refused
 
     async def _counted(
         self, operation: "Callable[[Mapping[str, Any]], Any]", data: Mapping[str, Any]
@@ -175,23 +178,13 @@ class TaskEnvironment:
             raise
         return reply
 
-    def _outcome(self, operation: str, reply: Reply) -> StepOutcome:
+    def _outcome(self, reply: Reply) -> StepOutcome:
         """Raises: EnvironmentFault: the reply makes no sense, or the task cannot read it."""
         self._done = finished(self._name, reply.done)
         reward = finite(self._name, reply.reward)
-        text = self._guarded(
-            operation, lambda: str(self._adapter.observation_text(reply.observation))
-        )
-        return StepOutcome(self._cut(text), reward, self._done)
-
-    def _guarded(self, operation: str, work: Callable[[], T]) -> T:
-        """The task's own code."""
-        try:
-            return work()
-        except RolloutError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise raised(self._name, operation, error, type(self._adapter)) from error
+        with own_code(self._adapter, "observation_text"):
+            read = text(self._adapter.observation_text(reply.observation))
+        return StepOutcome(self._cut(read), reward, self._done)
 
     def _counting(self, outcome: StepOutcome) -> float:
         """What of a step's reward counts; see `Rules.reward`."""
@@ -256,7 +249,7 @@ def finished(name: str, done: Any) -> bool:
 
 
 def raised(name: str, operation: str, error: BaseException, owner: type) -> EnvironmentFault:
-    """The code of ``owner``, an environment's class or a task's, raised ``error``."""
+    """The code of ``owner``, an environment's class, raised ``error``."""
     fault = EnvironmentFault(f"{name}.{operation} raised {told(error)}{place(owner, error)}")
     fault.trace = traceback_of(error)
     return fault

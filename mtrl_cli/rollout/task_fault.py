@@ -187,8 +187,19 @@ def tool_calls(calls: Any) -> Sequence[ToolCall]:
     return calls
 
 
+def fields(value: Any) -> Mapping[str, Any]:
+    """What a method returned as the fields of an action, or as keyword arguments.
+
+    Raises:
+        WrongValueError: it is none.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _wrong(value, "a mapping of names")
+    return value
+
+
 def text(answer: Any) -> str:
-    """What a harness returned as an answer's text.
+    """What a method returned as text.
 
     Raises:
         WrongValueError: it is none.

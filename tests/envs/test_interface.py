@@ -172,5 +172,32 @@ async def test_a_lost_session_is_infrastructure_and_counted() -> None:
 
 async def test_the_tasks_own_errors_are_named_as_such() -> None:
     environment = await begun(Reply({"no": "text"}))
-    with pytest.raises(EnvironmentFault, match=r"^World\.step raised KeyError: 'text' \(.*:\d+\)$"):
+    told = r"^Words\.observation_text raised KeyError: 'text' \(.*:\d+\)$"
+    with pytest.raises(EnvironmentFault, match=told):
         await environment.step(ACT)
+
+
+WRONG = {
+    "reset_arguments": ([1], {1: 2}, None),
+    "action": ("hit", None, [("move", 1)]),
+    "observation_text": (None, b"seen", 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "value"), [(method, value) for method in WRONG for value in WRONG[method]]
+)
+async def test_what_the_task_returns_by_mistake_is_its_fault(
+    method: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = TaskEnvironment(Told(seen(), seen()), Words(), "World", SUM, Watch())
+    monkeypatch.setattr(Words, method, lambda self, *given: value)
+
+    async def play() -> None:
+        await environment.reset(SAMPLE, 0)
+        await environment.step(ACT)
+
+    with pytest.raises(EnvironmentFault) as fault:
+        await play()
+    wanted = "a string" if method == "observation_text" else "a mapping of names"
+    assert str(fault.value) == f"Words.{method} returned {value!r} where {wanted} is needed"
