@@ -22,8 +22,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import GrammarParseError, OmegaConfBaseException
-from omegaconf.grammar_parser import parse
+from omegaconf.errors import OmegaConfBaseException
 
 from mtrl_cli.config import places
 from mtrl_cli.config.anchor import anchor
@@ -37,9 +36,9 @@ from mtrl_cli.config.defaults import (
 )
 from mtrl_cli.config.errors import ConfigError, key_of, together
 from mtrl_cli.config.keys import schema_keys
-from mtrl_cli.config.lines import holds_itself, written
 from mtrl_cli.config.locate import locate
 from mtrl_cli.config.overrides import CheckedOverride, check_all, split_conf
+from mtrl_cli.config.reading import first_line, read, yaml_error
 from mtrl_cli.config.refusals import all_refused, refuse_dotted
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
@@ -51,7 +50,7 @@ from mtrl_cli.config.secrets import (
     secret_keys,
 )
 from mtrl_cli.config.shapes import shape_errors
-from mtrl_cli.config.sources import Sources, value_at, wrong_shapes
+from mtrl_cli.config.sources import Sources, chain, value_at, wrong_shapes
 
 _BEYOND = 2**64
 
@@ -144,7 +143,8 @@ def compose(
     asked = conf or named or places.DEFAULT_EXPERIMENT
     file, dirs = locate(asked, config_dirs)
     node = _read(file)
-    refuse_hydras_own(node, file)
+    for source in chain(file, dirs):
+        refuse_hydras_own(source.values, source.file)
     checked = check_all(rest, dirs)
     container, choices = _compose(node, file, checked, dirs)
     sources = Sources(file, dirs, choices, checked)
@@ -155,20 +155,7 @@ def compose(
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if line := holds_itself(file):
-        raise ConfigError(
-            "a part of the file holds itself, by an anchor (`&`)",
-            at=places.named(file, line),
-            hint="write out what is meant",
-        )
-    try:
-        node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    except yaml.YAMLError as error:
-        raise _yaml_error(error, file) from error
-    except (OSError, ValueError, RecursionError, OmegaConfBaseException) as error:
-        reason = _first_line(error)
-        line = _unparsable(file) if isinstance(error, GrammarParseError) else None
-        raise ConfigError(f"cannot read the file: {reason}", at=places.named(file, line)) from error
+    node = read(file)
     if not isinstance(node, dict):
         raise ConfigError(
             "the file holds no experiment",
@@ -176,18 +163,6 @@ def _read(file: Path) -> dict[str, Any]:
             hint="write `key: value` lines; see conf/blackjack.yaml",
         )
     return {str(key): value for key, value in node.items()}
-
-
-def _unparsable(file: Path) -> int | None:
-    """The line of the first text whose interpolation cannot be read."""
-    for one in written(file):
-        if "${" not in one.text:
-            continue
-        try:
-            parse(one.text)
-        except GrammarParseError:
-            return one.line
-    return None
 
 
 def _compose(
@@ -216,14 +191,14 @@ def _compose(
         except MissingConfigException as error:
             raise missing_file(error, node, file, dirs) from error
         except yaml.YAMLError as error:
-            raise _yaml_error(error, file) from error
+            raise yaml_error(error, file) from error
         except RecursionError as error:
             raise ConfigError("its defaults lead back to itself", at=places.shown(file)) from error
         except Exception as error:  # Hydra lets through whatever reading a group's file raised
             if wrong := wrong_shapes(file, dirs, overrides):
                 raise together(wrong) from error
             raise ConfigError(
-                f"cannot compose: {_first_line(error).replace(PRIMARY, file.name)}",
+                f"cannot compose: {first_line(error).replace(PRIMARY, file.name)}",
                 at=named_file(str(error), file, dirs),
             ) from error
     chosen = config.hydra.runtime.choices
@@ -283,23 +258,10 @@ def _merged(container: dict[str, Any]) -> Any:
     return OmegaConf.unsafe_merge(schema, container)
 
 
-def _yaml_error(error: yaml.YAMLError, file: Path) -> ConfigError:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    if mark is None:
-        return ConfigError(f"not valid YAML: {problem}", at=places.shown(file))
-    where = f"{places.shown(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}"
-    return ConfigError(f"not valid YAML: {problem}", at=where)
-
-
 def _plain(config: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _thaw(node: DictConfig) -> None:

@@ -8,6 +8,8 @@ import yaml
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE = "<<"
+_PLAIN = ("str", "int", "float", "bool", "null", "seq", "map", "binary", "omap", "pairs", "merge")
+"""Tags of what a plain container holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,19 @@ def holds_itself(file: Path) -> int | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return _looped(node, ()) if node is not None else None
+
+
+def tagged(file: Path) -> tuple[str, int] | None:
+    """The first tag that is written out and makes no plain value, and its line."""
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for token in yaml.scan(text, Loader=_LOADER):
+        if isinstance(token, yaml.TagToken):
+            mark = token.start_mark
+            tag = lines[mark.line][mark.column :].split()[0]
+            if tag.removeprefix("!!") not in _PLAIN:
+                return tag, mark.line + 1
+    return None
 
 
 def _looped(node: yaml.Node, above: tuple[yaml.Node, ...]) -> int | None:

@@ -93,4 +93,4 @@ def looked_for(path: str) -> str:
     """What to add to the message that a ``path`` of a configuration leads nowhere."""
     if path.startswith(KEPT):
         return ""
-    return "; a relative path is looked for here, and beside the YAML file that says it"
+    return "; a relative path is looked for here, and one in a YAML file also beside that file"

@@ -12,14 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.lines import written
 from mtrl_cli.config.overrides import CheckedOverride
+from mtrl_cli.config.reading import read
 from mtrl_cli.config.shapes import shape_errors
 
 Kind = Literal["override", "file", "default"]
@@ -79,11 +76,11 @@ class Sources:
         return places.shown(self.file) if origin.kind == "default" else origin.told
 
     @cached_property
-    def _files(self) -> "tuple[_Source, ...]":
+    def _files(self) -> "tuple[Source, ...]":
         """The ones that win first."""
-        own = _chain(self.file, self.dirs)
+        own = chain(self.file, self.dirs)
         options = [
-            _Source(file, group, _load(file))
+            Source(file, group, _load(file))
             for group, option in self.choices.items()
             if (file := places.find(self.dirs, f"{group}/{option}"))
         ]
@@ -91,7 +88,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """A file, and the section of an experiment that its keys are in."""
 
     file: Path
@@ -155,26 +152,27 @@ def value_at(node: Any, key: str, otherwise: Any = None) -> Any:
 def wrong_shapes(
     file: Path, dirs: tuple[Path, ...], overrides: tuple[CheckedOverride, ...]
 ) -> list[ConfigError]:
-    """Of the files that could not be merged, what has another shape than its key takes."""
-    try:
-        chosen = dict(_chosen(file, dirs))
-        chosen |= {one.key: one.hydra.partition("=")[2] for one in overrides if one.group}
-        files = Sources(file, dirs, chosen, overrides)._files
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
-        return []  # the one that cannot be read is what Hydra tells of
+    """Of the files that could not be merged, what has another shape than its key takes.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+    chosen = dict(_chosen(file, dirs))
+    chosen |= {one.key: one.hydra.partition("=")[2] for one in overrides if one.group}
+    files = Sources(file, dirs, chosen, overrides)._files
     return [error for source in files for error in source.wrong_shapes()]
 
 
 def _chosen(file: Path, dirs: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
     """The options that defaults lists choose, the strongest last."""
-    for source in reversed(list(_chain(file, dirs))):
+    for source in reversed(list(chain(file, dirs))):
         for entry in source.defaults:
             for group, option in entry.items() if isinstance(entry, dict) else ():
                 if str(group).split():
                     yield str(group).split()[-1].lstrip("/"), str(option)
 
 
-def _chain(file: Path, dirs: tuple[Path, ...]) -> "Iterator[_Source]":
+def chain(file: Path, dirs: tuple[Path, ...]) -> "Iterator[Source]":
     """An experiment's file, and the ones that it builds on, the nearest first."""
     seen: set[Path] = set()
     waiting = [(file, "")]
@@ -183,7 +181,7 @@ def _chain(file: Path, dirs: tuple[Path, ...]) -> "Iterator[_Source]":
         if current in seen:
             continue
         seen.add(current)
-        source = _Source(current, group, _load(current))
+        source = Source(current, group, _load(current))
         yield source
         waiting += [
             (path, name.lstrip("/").rpartition("/")[0])
@@ -193,5 +191,5 @@ def _chain(file: Path, dirs: tuple[Path, ...]) -> "Iterator[_Source]":
 
 
 def _load(file: Path) -> dict[str, Any]:
-    node = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    node = read(file)
     return {str(key): value for key, value in node.items()} if isinstance(node, dict) else {}

@@ -250,6 +250,16 @@ def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:
             "exp.yaml:3",
         ),
         (
+            "defaults: [config, _self_]\nsinks: !!set {tensorboard}",
+            "no setting takes a value of this kind: !!set",
+            "exp.yaml:2",
+        ),
+        (
+            "defaults: [config, _self_]\nname: a\nenv: {params: {day: !!timestamp 2026-01-01}}",
+            "no setting takes a value of this kind: !!timestamp",
+            "exp.yaml:3",
+        ),
+        (
             "defaults: [config, _self_]\n\ngroup.size: 4",
             "group.size: in a file, a key stands below its section",
             "exp.yaml:3",
@@ -316,9 +326,40 @@ def test_a_wrong_file_of_a_group_is_named(write: Write) -> None:
     assert (error.message, error.at) == ("unknown key 'env.threds'", "conf/env/openenv.yaml:2")
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "at"),
+    [
+        (
+            "defaults: [config, _self_]\nhydra: {run: {dir: x}}",
+            "hydra: is Hydra's own configuration, and mtrl does not run as a Hydra application",
+            "conf/own.yaml:2",
+        ),
+        (
+            "defaults:\n- config\n- override hydra/launcher: joblib\n- _self_",
+            "override hydra/launcher: is Hydra's own configuration, and mtrl does not run as a"
+            " Hydra application",
+            "conf/own.yaml:3",
+        ),
+        (
+            "defaults: [config, _self_]\nname: !!set {a}",
+            "no setting takes a value of this kind: !!set",
+            "conf/own.yaml:2",
+        ),
+    ],
+)
+def test_a_wrong_file_that_an_experiment_builds_on_is_named(
+    write: Write, text: str, message: str, at: str
+) -> None:
+    write("conf/own.yaml", text)
+    write("conf/between.yaml", "defaults: [own, _self_]")
+    write("exp.yaml", "defaults: [between, _self_]")
+    error = refused("conf=exp.yaml")
+    assert (error.message, error.at) == (message, at)
+
+
 def test_a_file_that_is_no_text(write: Write) -> None:
     write("conf/env/openenv.yaml", "").write_bytes(b"\xff\xfe")
-    assert refused().message.startswith("cannot compose: 'utf-8' codec can't decode")
+    assert refused().message.startswith("cannot read the file: 'utf-8' codec can't decode")
     write("conf/blackjack.yaml", "").write_bytes(b"\xff\xfe")
     assert refused().message.startswith("cannot read the file: 'utf-8' codec can't decode")
 
