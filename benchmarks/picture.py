@@ -31,7 +31,7 @@ from mtrl_cli.display import lines
 from mtrl_cli.display.columns import step_lines
 from mtrl_cli.display.panels import UNICODE, group_table, head
 from mtrl_cli.display.plan import DisplayPlan
-from mtrl_cli.display.snapshot import restore
+from mtrl_cli.display.snapshot import restore, to_record
 from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import summary
 from mtrl_cli.runs.commits import read_history
@@ -150,7 +150,7 @@ def drawn(document: Mapping[str, Any]) -> str:
             console.print(Text(lines.beginning_line(event)))
         elif isinstance(event, Evaluated):
             console.print(Text(lines.evaluated_line(event)))
-    restore(state, document["moment"], document["when"])
+    _restore(state, document)
     moment = state.step
     _steps(console, told, document, range(moment - STEPS + 1, moment + 1))
     console.print(head(state, document["when"], COLUMNS, UNICODE, str))
@@ -162,12 +162,19 @@ def drawn(document: Mapping[str, Any]) -> str:
     )
 
 
+def _restore(state: RunState, document: Mapping[str, Any]) -> None:
+    """Put the moment into ``state``, which keeps what an older record does not tell."""
+    moment, own = document["moment"], to_record(state, document["when"])
+    plan = {**own["plan"], **moment["plan"]}
+    restore(state, {**own, **moment, "plan": plan}, document["when"])
+
+
 def _steps(
     console: Console, told: Sequence[tuple[float, object]], document: Mapping[str, Any], of: range
 ) -> None:
     """The lines of some steps, below the sign that others are left out."""
     state = RunState(DisplayPlan("train blackjack"), told[0][0])
-    restore(state, document["moment"], document["when"])
+    _restore(state, document)
     console.print(Text("⋮", style="dim"))
     for when, event in told:
         state.apply(event, when)
