@@ -192,6 +192,9 @@ def serve(
             help="Environment variable with the key that clients must send.",
         ),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="On a terminal too say in JSON that it is ready.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Serve the small embedded model.
@@ -201,7 +204,7 @@ def serve(
     from mtrl_cli.cli.serve import serve as run_server
 
     with told_in_one_line(debug=debug):
-        run_server(host, port, store, api_key_env)
+        run_server(host, port, store, api_key_env, as_json)
 
 
 @app.command()

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def export_run(asked: str, form: str, step: int | None, out: Path | None, runs: Path) -> int:
-    """Export the run that ``asked`` names; the exit code. Prints the path of the file.
+    """Export the run that ``asked`` names; the exit code. Prints the path of the file, which
+    without ``out`` lies in the run's folder, beside its report.
 
     Raises:
         NoSuchRun: it is not there.
@@ -31,7 +32,7 @@ def export_run(asked: str, form: str, step: int | None, out: Path | None, runs: 
     run, commits, plan = _chosen(asked, step, runs)
     ending = "parquet" if form == "parquet" else "jsonl"
     name = f"{run.id}{'' if step is None else f'-step-{step}'}"
-    path = out or Path(f"{name}.{'tinker.' if form == 'tinker' else ''}{ending}")
+    path = out or run.path / f"{name}.{'tinker.' if form == 'tinker' else ''}{ending}"
     count, notes = export(form, plan, run.path, commits, path)
     say_where_it_stands(run)
     for note in notes:

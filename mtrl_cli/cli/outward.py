@@ -1,4 +1,4 @@
-"""The commands that carry a run outward: ``report`` and ``export``."""
+"""The commands that carry a run outward, ``report`` and ``export``, and ``store``: what is kept."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,13 +7,14 @@ import typer
 
 from mtrl_cli.cli.completion import complete_format
 from mtrl_cli.cli.failures import told_in_one_line
-from mtrl_cli.cli.options import Debug, Run, RunsDir
+from mtrl_cli.cli.options import AsJson, Debug, Run, RunsDir
 from mtrl_cli.errors import UsageError
 
 
 def add_outward_commands(app: typer.Typer) -> None:
     app.command()(report)
     app.command()(export)
+    app.command()(store)
 
 
 def report(
@@ -57,7 +58,9 @@ def export(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Where to; RUN.FORMAT here without it."),
+        typer.Option(
+            "--out", metavar="FILE", help="Where to; RUN.FORMAT in RUN's folder without it."
+        ),
     ] = None,
     to: Annotated[
         str | None,
@@ -86,3 +89,42 @@ def export(
         if to is not None:
             raise UsageError("--to goes with --format transferqueue; write --out FILE")
         raise typer.Exit(export_run(run, form, step, out, runs_dir))
+
+
+def store(
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", metavar="DIR", help="The store (server.store).", show_default=False
+        ),
+    ] = None,
+    runs_dir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--runs-dir", metavar="DIR", help="Folder of run folders (runs); once for each."
+        ),
+    ] = None,
+    prune: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prune", metavar="KIND", help="Remove what is void, between or unknown; repeatable."
+        ),
+    ] = None,
+    days: Annotated[
+        int,
+        typer.Option("--days", metavar="N", min=1, help="Of unknown only what is older."),
+    ] = 30,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say what the embedded server keeps, and remove it.
+
+    Lists the snapshots by run, and which may go: what no commit stands for (void), the steps
+    between the first and the last of finished runs (between), what no run here has made (unknown).
+    """
+    from mtrl_cli.cli.store import show_store
+
+    with told_in_one_line(debug=debug):
+        folders = runs_dir or [Path("runs")]
+        raise typer.Exit(show_store(folder, folders, prune or [], days, yes=yes, as_json=as_json))

@@ -16,7 +16,9 @@ from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import default_store
 
 
-def serve(host: str, port: int, store: Path | None, api_key_env: str | None) -> NoReturn:
+def serve(
+    host: str, port: int, store: Path | None, api_key_env: str | None, as_json: bool
+) -> NoReturn:
     """Become the server. Returns only by raising `UsageError`."""
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise UsageError(f"environment variable {api_key_env} is not set (--api-key-env)")
@@ -24,6 +26,8 @@ def serve(host: str, port: int, store: Path | None, api_key_env: str | None) -> 
     arguments = ["--store", str(store or default_store()), "--host", host, "--port", str(port)]
     if api_key_env is not None:
         arguments += ["--api-key-env", api_key_env]
+    if as_json:
+        arguments.append("--json")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "mtrl_cli.local", *arguments])
 

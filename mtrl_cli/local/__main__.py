@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--parent-pid", type=int, metavar="PID", help="end when this process is gone")
     add("--ready-file", type=Path, metavar="FILE", help="also write the ready line here")
+    add("--json", action="store_true", help="print the ready line on a terminal too")
     return made
 
 
@@ -99,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         _api_key(arguments.api_key_env),
         arguments.parent_pid,
         arguments.ready_file,
+        arguments.json,
     )
     settings = Settings(
         store=arguments.store.expanduser().resolve(),

@@ -35,6 +35,8 @@ class Place:
     api_key: str | None = None
     parent_pid: int | None = None
     ready_file: Path | None = None
+    json: bool = False
+    """The ready line goes to stdout also where that is a terminal, for a person to read."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -98,6 +100,11 @@ async def serve(
             place.ready_file.unlink(missing_ok=True)
         if watch is not None:
             watch.stop()
+    if place.parent_pid is None and sys.stderr.isatty():
+        kept = sum(len(service.store.checkpoints(model)) for model in service.store.models())
+        what = "1 snapshot" if kept == 1 else f"{kept:,} snapshots"
+        # Over the ^C that the terminal has just written.
+        sys.stderr.write(f"\rmtrl serve: stopped; {what} kept in {settings.store}\n")
     if not ended:  # a step that cannot be interrupted is still running in its thread
         sys.stdout.flush()
         sys.stderr.flush()
@@ -123,9 +130,10 @@ def _announce(place: Place, settings: Settings, shape: Shape, listener: socket.s
         beside = place.ready_file.with_name(f".{place.ready_file.name}.{os.getpid()}")
         beside.write_text(line + "\n")
         beside.replace(place.ready_file)
-    with contextlib.suppress(OSError):  # nobody may be reading
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+    if place.json or not sys.stdout.isatty():
+        with contextlib.suppress(OSError):  # nobody may be reading
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
     warning = "" if place.api_key or host in ("127.0.0.1", "::1") else " WITHOUT A KEY"
     sys.stderr.write(
         f"mtrl serve: {settings.base_model} on {url}{warning}, store {settings.store}\n"

@@ -223,6 +223,24 @@ class Store:
         except FileNotFoundError:
             raise MissingError(ref.uri) from None
 
+    def forget(self, model_id: str, before: float) -> None:
+        """Remove a model made before then that has no checkpoint; one that gets one stays."""
+        folder = self.root / "models" / model_id
+        with contextlib.suppress(OSError):
+            if (folder / "model.json").stat().st_mtime < before:
+                for kind in KINDS:
+                    with contextlib.suppress(FileNotFoundError):
+                        (folder / kind).rmdir()
+                (folder / "model.json").unlink()
+                folder.rmdir()
+
+    def sweep_torn(self, before: float) -> None:
+        """Remove what was half written before then: its writer is gone."""
+        for path in (self.root / "models").glob("*/*/.*.tmp"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+
     def checkpoints(self, model_id: str) -> list[Checkpoint]:
         """The checkpoints of one model, oldest first, as the folder lists them.
 

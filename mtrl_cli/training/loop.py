@@ -47,6 +47,7 @@ from mtrl_cli.training.evaluation.games import (
 from mtrl_cli.training.events import Notice, PhaseStarted, StepFinished
 from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
+from mtrl_cli.training.policies.choose import is_held
 from mtrl_cli.training.start import Start
 from mtrl_cli.training.step.accumulation import Accumulated, accumulate
 from mtrl_cli.training.step.audit import Audit, Committed, Replay
@@ -308,7 +309,8 @@ class TrainingLoop:
             return
         policy, then = start.policy, start.history.at(step)
         if step < start.step and then is not None:
-            if self._service.capabilities.snapshots != "immutable":
+            lasting = self._service.capabilities.snapshots == "immutable"
+            if not (lasting and await is_held(self._service, then.policy)):
                 text = f"the evaluation of step {step} was cut off, and its policy is gone"
                 self._observer(Notice(text))
                 return

@@ -243,6 +243,17 @@ def test_serve_says_which_option_is_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
+def test_serve_on_a_terminal_is_for_people(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    started = command("serve", "--port", "0", "--store", str(store))
+    ctrl_c = [(0.0, b"\x03")]
+    code, told = on_terminal(started, cwd=tmp_path, environ=environment(), keys=ctrl_c)
+    first, *_, last = told.splitlines()
+    assert re.fullmatch(rf"mtrl serve: mtrl-tiny on http://127.0.0.1:\d+, store {store}", first)
+    assert (code, last) == (0, f"mtrl serve: stopped; 0 snapshots kept in {store}")
+
+
 def test_serve_answers_until_ctrl_c(tmp_path: Path) -> None:
     server = subprocess.Popen(
         command("serve", "--port", "0", "--store", str(tmp_path / "store")),

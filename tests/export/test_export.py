@@ -126,6 +126,19 @@ def test_last_is_the_newest_run_that_trains(tmp_path: Path) -> None:
     assert "has no trajectories of a step: what is exported" in told.output
 
 
+def test_without_a_path_it_lies_beside_the_report_and_the_folder_is_as_sound(
+    tmp_path: Path,
+) -> None:
+    run, where = make_run(tmp_path), ("--runs-dir", str(tmp_path))
+    checked = CliRunner().invoke(app, ["verify", RUN, *where])
+    for arguments, name in (((), f"{RUN}.jsonl"), (("--format", "tinker"), f"{RUN}.tinker.jsonl")):
+        done = CliRunner().invoke(app, ["export", RUN, *arguments, *where])
+        assert (done.exit_code, done.stdout) == (0, f"{run / name}\n")
+        assert (run / name).stat().st_mode & 0o777 == 0o600
+    again = CliRunner().invoke(app, ["verify", RUN, *where])
+    assert (again.exit_code, again.stdout) == (checked.exit_code, checked.stdout)
+
+
 def test_what_is_made_of_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
     make_run(tmp_path, state={"status": "running", "ended": None, **process_facts(os.getpid())})
     told = f"note: {RUN} goes on; this is what it has committed so far"

@@ -97,16 +97,22 @@ async def held_policy(service: "TrainingService", chosen: ChosenPolicy | None) -
     """
     if chosen is None:
         return PolicySnapshot(await service.base_policy(), 0)
+    if not chosen.uri.startswith(f"{_BASE}://") and not await is_held(service, chosen.uri):
+        raise MtrlError(
+            f"policy {chosen.uri} is not on {service.describe()}: it was deleted, or "
+            "server.store or server.base_url leads to another place"
+        )
+    return PolicySnapshot(chosen.uri, chosen.step)
+
+
+async def is_held(service: "TrainingService", uri: str) -> bool:
+    """Whether the server holds a snapshot, as far as it lists them."""
     from mtrl_cli.servers.interface import CannotList, SnapshotStore  # with numpy
 
-    if isinstance(service, SnapshotStore) and not chosen.uri.startswith(f"{_BASE}://"):
+    if isinstance(service, SnapshotStore):
         with contextlib.suppress(CannotList):
-            if await service.snapshot(chosen.uri) is None:
-                raise MtrlError(
-                    f"policy {chosen.uri} is not on {service.describe()}: it was deleted, or "
-                    "server.store or server.base_url leads to another place"
-                )
-    return PolicySnapshot(chosen.uri, chosen.step)
+            return await service.snapshot(uri) is not None
+    return True
 
 
 def server_facts(server: ServerConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from mtrl_cli.config.resolve import resolve
 from mtrl_cli.config.schema import Experiment, Snapshots
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import Commit, History, read_history
+from mtrl_cli.runs.control import locked
 from mtrl_cli.runs.files import read_records, redacted, write_document
 from mtrl_cli.runs.policies import (
     FORMAT,
@@ -81,13 +82,17 @@ async def publish(
     refuse_taken(runs, name)
     _refuse_passing(experiment, run, commit)
 
-    async with snapshot_store(experiment.server) as store:
-        facts = await _listed(store, commit.policy)
-        manifest = _manifest(name, run, history.up_to(commit.step), experiment, composed, facts)
-        if export is not None:
-            await _export(store, manifest, export)
     config_yaml = (run.path / "config.yaml").read_text(encoding="utf-8")
-    return Published(write_policy(runs, name, manifest, config_yaml), export)
+    # From the look into the store to the name `mtrl store` removes nothing; of a run that lives
+    # it never does, and whoever would end that one must not wait.
+    lock = nullcontext() if run.alive else locked(run.path)
+    with lock:
+        async with snapshot_store(experiment.server) as store:
+            facts = await _listed(store, commit.policy)
+            manifest = _manifest(name, run, history.up_to(commit.step), experiment, composed, facts)
+            if export is not None:
+                await _export(store, manifest, export)
+        return Published(write_policy(runs, name, manifest, config_yaml), export)
 
 
 async def export_named(runs: Path, name: str, export: Path) -> Published:
