@@ -4,16 +4,18 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
+from mtrl_cli.display.words import no_sign_of_life
 from mtrl_cli.runs.cancel import Cancelled, cancel
 from mtrl_cli.runs.control import Ask, requested
 from mtrl_cli.runs.places import runs_dir_option
-from mtrl_cli.runs.registry import NoSuchRun, find_run
+from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run
 
 if TYPE_CHECKING:
     from mtrl_cli.runs.reap import Reaped
@@ -34,7 +36,7 @@ def cancel_run(
         return NO_SUCH_RUN
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        outcome = cancel(run, ask, wait, _settle)
+        outcome = cancel(run, ask, wait, _settle, partial(_tell_wait, ask, wait))
     except KeyboardInterrupt:
         given = requested(run.path, run.attempt)
         told = f"{run.id}: no longer waiting"
@@ -54,6 +56,12 @@ def _settle(run: Path) -> "Reaped":
     from mtrl_cli.training.settling.reaping import settle
 
     return settle(run, lambda text: Screen(sys.stderr).prose(harmless(text)))
+
+
+def _tell_wait(ask: Ask, wait: float, run: RunRecord) -> None:
+    silent = f" ({no_sign_of_life(run.silence)})" if run.silence else ""
+    told = f"asked {run.id} to {_ASKED[ask]}{silent}; waiting for its end, at most {wait:g} s"
+    Screen(sys.stderr).prose(harmless(f"{told} (Ctrl-C leaves the request)"))
 
 
 def _code(outcome: Cancelled) -> int:
@@ -82,6 +90,8 @@ def _said(outcome: Cancelled, wait: float, runs: Path) -> Iterator[str]:
     reason = run.state.get("reason")
     if outcome.now == "running":
         yield f"{run.id} is still running after {wait:g} s, asked to {_ASKED[outcome.asked]}"
+        if run.silence:
+            yield no_sign_of_life(run.silence)
         yield _further(outcome, runs)
         return
     if outcome.was == "running":
@@ -106,9 +116,12 @@ def _said(outcome: Cancelled, wait: float, runs: Path) -> Iterator[str]:
 def _further(outcome: Cancelled, runs: Path) -> str:
     """What goes further than what was asked."""
     again = f"mtrl cancel {outcome.run.id}{runs_dir_option(runs)}"
+    state = outcome.run.state
+    by_hand = f"kill -9 {state.get('pid')} on {state.get('host')} ends it, {again} then settles it"
+    if outcome.run.silence:
+        return by_hand
     if outcome.asked is Ask.DRAIN:
         return f"{again} --now drops what is in flight, --kill ends it at once"
     if outcome.asked is Ask.STOP:
         return f"{again} --kill ends it at once"
-    state = outcome.run.state
-    return f"kill -9 {state.get('pid')} on {state.get('host')} ends it, {again} then settles it"
+    return by_hand

@@ -18,7 +18,7 @@ from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import clock, harmless, short_age
-from mtrl_cli.display.words import reasons
+from mtrl_cli.display.words import no_sign_of_life, reasons
 from mtrl_cli.display.wrapping import Fact, laid_out
 from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.ledger import LedgerEntry
@@ -87,6 +87,8 @@ def _so_far(shown: Shown) -> Iterator[Fact]:
     """Of a run that goes on."""
     run, state = shown.run, shown.state
     now = time.time()
+    if run.silence:
+        yield Fact("silent", no_sign_of_life(run.silence))
     if restored(state, run.path, now):
         yield Fact("now", doing(state, now))
     if state.steps:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LOOK, _GLANCE = 0.5, 0.1
 """Seconds between two looks at the run, and between two at whether its record was written."""
+_SHORT = 1.5
+"""Seconds that are waited without a word."""
 _LINGER = 3.5
 """Seconds that the process of a run that has ended may take to leave."""
 
@@ -47,11 +49,19 @@ class Cancelled:
         return self.run.quarantined
 
 
-def cancel(run: RunRecord, ask: Ask, wait: float, settle: "Callable[[Path], Reaped]") -> Cancelled:
+def cancel(
+    run: RunRecord,
+    ask: Ask,
+    wait: float,
+    settle: "Callable[[Path], Reaped]",
+    waits: Callable[[RunRecord], None],
+) -> Cancelled:
     """Bring ``run`` to its end, within ``wait`` seconds if it lives.
 
-    ``settle`` returns what a run without a process has left; see
-    `mtrl_cli.training.settling.reaping`.
+    Args:
+        settle: returns what a run without a process has left; see
+            `mtrl_cli.training.settling.reaping`.
+        waits: told once that the run, which lives, takes its time.
 
     Raises:
         MtrlError: the run's files cannot be read or written.
@@ -60,7 +70,10 @@ def cancel(run: RunRecord, ask: Ask, wait: float, settle: "Callable[[Path], Reap
     was, ended_before, asked = run.status, _ended(run), ask
     if run.status == "running":
         asked = control.request(run.path, ask, run.attempt)
-        run = _await_end(run, wait)
+        run = _await_end(run, min(wait, _SHORT))
+        if run.status == "running" and wait > _SHORT:
+            waits(run)
+            run = _await_end(run, wait - _SHORT)
     if run.status == "unreadable":
         raise MtrlError(f"{run.path / 'run.json'} cannot be read: nothing is known of the run")
     reaped = None

@@ -27,6 +27,15 @@ def lives(state: Mapping[str, Any], folder: Path) -> bool:
     return seen is Standing.ALIVE
 
 
+def silence(state: Mapping[str, Any], folder: Path) -> float | None:
+    """Seconds that a process which is there has given no sign of life, where they are too many: it
+    is suspended, or compiled code in it keeps Python's lock. It hears no request either."""
+    if standing(state) is not Standing.ALIVE:
+        return None
+    quiet = time.time() - _last_beat(folder)
+    return quiet if quiet >= SILENCE else None
+
+
 def surely_gone(state: Mapping[str, Any], folder: Path) -> bool:
     """Like not `lives`, but where it hangs on clocks, the heartbeat is watched for a while."""
     if lives(state, folder):

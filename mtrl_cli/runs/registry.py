@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.errors import MtrlError, UsageError
-from mtrl_cli.runs.liveness import lives
+from mtrl_cli.runs.liveness import lives, silence
 
 _SHOWN = 5
 
@@ -43,6 +43,11 @@ class RunRecord:
     @property
     def attempt(self) -> int:
         return int(self.state.get("attempt", 1))
+
+    @property
+    def silence(self) -> float | None:
+        """Seconds without a sign of life of a process that is there; None where all is well."""
+        return silence(self.state, self.path) if self.status == "running" else None
 
     @property
     def held(self) -> int:

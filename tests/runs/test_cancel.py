@@ -1,8 +1,12 @@
 """`mtrl cancel` and `mtrl runs` against real runs: alive, blocked, killed."""
 
 import asyncio
+import os
+import re
 import signal
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -77,7 +81,7 @@ def test_a_blocked_event_loop_beats_and_is_aborted_with_a_report(tmp_path: Path)
         )
         until((run.folder / "control" / "stop.json").exists)
         waiting.send_signal(signal.SIGINT)
-        assert waiting.communicate(timeout=30)[1] == (
+        assert waiting.communicate(timeout=30)[1].endswith(
             f"{run.id}: no longer waiting; its request to drain stays\n"
         )
         assert waiting.returncode == 130
@@ -105,6 +109,32 @@ def test_a_blocked_event_loop_beats_and_is_aborted_with_a_report(tmp_path: Path)
         )
         assert gone(server)
         assert "aborted by mtrl cancel --kill" in run.state()["reason"]
+
+
+def test_a_run_that_gives_no_sign_of_life_is_not_asked_in_vain(tmp_path: Path) -> None:
+    with Train(tmp_path, TINY, **store(tmp_path)) as run:
+        run.until(lambda: run.state().get("step", 0) >= 1)
+        run.process.send_signal(signal.SIGSTOP)
+        os.utime(run.folder / "heartbeat", (time.time() - 60,) * 2)
+        waited = cancel("last", "--wait", "2", cwd=tmp_path)
+        assert waited.returncode == 4
+        silent = r"no sign of life for 6\d s: it is suspended, or code in it keeps Python's lock"
+        assert re.fullmatch(
+            rf"asked {run.id} to drain \({silent}\); waiting for its end, at most 2 s"
+            r" \(Ctrl-C leaves the request\)\n",
+            waited.stderr,
+        )
+        assert re.fullmatch(
+            rf"{run.id} is still running after 2 s, asked to drain; {silent}; kill -9"
+            rf" {run.process.pid} on {re.escape(socket.gethostname())} ends it,"
+            rf" mtrl cancel {run.id} then settles it\n",
+            waited.stdout,
+        )
+        shown = mtrl("show", "last", cwd=tmp_path)
+        assert re.search(rf"^silent +{silent}$", shown.stdout, re.MULTILINE)
+        run.process.send_signal(signal.SIGCONT)  # and it hears the request
+        assert run.process.wait(60) == 130
+        assert "no sign" not in mtrl("show", "last", cwd=tmp_path).stdout
 
 
 async def test_a_killed_run_is_lost_at_once_and_its_model_is_unloaded(tmp_path: Path) -> None:
