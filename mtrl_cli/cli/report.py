@@ -18,11 +18,12 @@ def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: boo
     Raises:
         NoSuchRun: one of them is not there.
         UsageError: the file cannot be written.
-        MtrlError: a run's folder is damaged. Of several, those that are damaged are told and left
-            out, as long as one can be read.
+        MtrlError: a run's folder is so damaged that there is nothing to show. Of several, such
+            ones are told and left out, as long as one can be read.
     """
+    from mtrl_cli.report.episodes import chosen_episodes
     from mtrl_cli.report.facts import RunFacts, read_facts
-    from mtrl_cli.report.page import page
+    from mtrl_cli.report.page import lacking, page
 
     named = (find_run(runs, name) for name in asked)
     found = list({record.id: record for record in named}.values())
@@ -36,9 +37,11 @@ def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: boo
     if not read:
         raise damaged[0]
     path = out or read[0].record.path / "report.html"
-    write_private(path, page(read))
-    for left in damaged:
-        Screen(sys.stderr).line(harmless(f"warning: left out: {left}"))
+    chosen = [chosen_episodes(facts, 1 / len(read)) for facts in read]
+    write_private(path, page(read, chosen))
+    lacks = [line for facts, one in zip(read, chosen, strict=True) for line in lacking(facts, one)]
+    for told in (*(f"left out: {left}" for left in damaged), *lacks):
+        Screen(sys.stderr).line(harmless(f"warning: {told}"))
     for facts in read:
         say_where_it_stands(facts.record)
     Screen(sys.stdout).line(harmless(str(path)))

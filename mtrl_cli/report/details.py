@@ -7,7 +7,7 @@ from typing import Any
 
 from mtrl_cli.display.words import because, outcome
 from mtrl_cli.report import words
-from mtrl_cli.report.episodes import Sample, chosen_episodes
+from mtrl_cli.report.episodes import Chosen, Sample
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import bars, section, table, text
 from mtrl_cli.report.played import trains
@@ -27,10 +27,9 @@ _BROWSER = """<div class="browser">
 <div class="episode"></div></div></div>"""
 
 
-def first(run: RunFacts, share: float = 1.0) -> str:
-    """Time and trajectories, which one asks for first; ``share`` is the part of a page that the
-    trajectories may fill."""
-    sample, note = chosen_episodes(run, share)
+def first(run: RunFacts, chosen: Chosen) -> str:
+    """Time and trajectories, which one asks for first."""
+    sample, note = chosen.sample, chosen.note
     told = f'<p class="soft">{text(note)}</p>' if note else ""
     shown = "" if sample is None else words.TRAJECTORIES if trains(run) else words.EPISODES
     return section("Time", "", _times(run) if run.steps else "") + section(

@@ -56,28 +56,46 @@ class _Chosen:
     advantage: float | None
 
 
-def chosen_episodes(run: RunFacts, share: float = 1.0) -> tuple[Sample | None, str | None]:
-    """The trajectories to show, and why there are none or what of them is missing.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The trajectories of a run to show."""
+
+    sample: Sample | None
+    note: str | None
+    """Why there are none, or what is not told of them."""
+    lost: Sequence[str] = ()
+    """Steps that are left out because their files are damaged, a sentence each."""
+
+
+def chosen_episodes(run: RunFacts, share: float = 1.0) -> Chosen:
+    """The trajectories to show.
 
     Args:
         run: whose.
         share: which part of a page they may fill, in (0, 1].
     """
     plan, read, note = _plan_and_reader(run.record.path)
+    lost: list[str] = []
     if trains(run):
         known = [commit.step for commit in run.history.commits if commit.trajectories is not None]
         steps = [step for step in known if trajectory_file(run.record.path, step).is_file()]
-        chosen = [one for step in _spread(steps, STEPS) for one in _of_step(run, step, plan)]
+        chosen = []
+        for step in _spread(steps, STEPS):
+            try:
+                chosen += _of_step(run, step, plan)
+            except MtrlError as error:
+                lost.append(f"the trajectories of step {step} are left out: {error}")
     else:
         chosen = [_Chosen(0, record, "", None) for record in _chosen(played_records(run))]
     if not chosen:
-        return None, "There are none: they were switched off (run.trajectories), or no step stands."
+        none = "There are none: they were switched off (run.trajectories), or no step stands."
+        return Chosen(None, None if lost else none, lost)
     tokens = min(LONGEST, int(TOKENS * share) // len(chosen))
     said = sum(1 + len(turn["calls"]) for one in chosen for turn in one.record["turns"])
     text = max(min(LONGEST_TEXT, int(CHARACTERS * share) // max(said, 1)), LEAST_TEXT)
     episodes = [_episode(one, tokens, text) for one in chosen]
     words = {token: _plain(read(token)) for episode in episodes for token in episode["ids"]}
-    return Sample(words if read is not str else {}, episodes), note
+    return Chosen(Sample(words if read is not str else {}, episodes), note, lost)
 
 
 def _of_step(run: RunFacts, step: int, plan: TrainingPlan | None) -> list[_Chosen]:

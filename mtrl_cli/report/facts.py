@@ -45,6 +45,8 @@ class RunFacts:
     borrows: Mapping[str, Mapping[str, int]]
     """Kind → state → count."""
     rollbacks: tuple[Line, ...]
+    missing: tuple[str, ...]
+    """What cannot be told because a file is damaged, a sentence for each file."""
 
     @property
     def id(self) -> str:
@@ -78,7 +80,8 @@ def read_facts(record: RunRecord) -> RunFacts:
     """Read what the run's folder holds.
 
     Raises:
-        MtrlError: one of its files is damaged; `mtrl verify` says where.
+        MtrlError: a file is damaged without which there is nothing to tell; `mtrl verify` says
+            where.
     """
     path = record.path
     if record.status == "unreadable":
@@ -86,28 +89,65 @@ def read_facts(record: RunRecord) -> RunFacts:
     history = read_history(path / "commits.jsonl")
     try:
         lines = history.of(read_records(path / "metrics.jsonl"))
-        ledger = list(read_records(path / "ledger.jsonl"))
         rollbacks = [r for r in read_records(path / "commits.jsonl") if r["kind"] == "rollback"]
-        calls, borrows = _calls(ledger), _borrows(ledger)
     except (ValueError, LookupError, TypeError) as error:
         raise MtrlError(f"{path}: {error}; mtrl verify {record.id} says where") from error
+    missing: list[str] = []
+    settings = _settings(path, missing)
+    calls, borrows = _of_ledger(path, missing)
+    _look_at_groups(path, missing)
     return RunFacts(
         record=record,
-        settings=_settings(path),
+        settings=settings,
         history=history,
         steps=tuple(line for line in lines if "episodes" in line),
         evaluations=tuple(line for line in lines if "eval/mean" in line),
         calls=calls,
         borrows=borrows,
         rollbacks=tuple(rollbacks),
+        missing=tuple(missing),
     )
 
 
-def _settings(path: Path) -> Mapping[str, str]:
+def _lacks(file: Path, why: object, what: str) -> str:
+    """A sentence: which file, why, what is not told for it, and who says more."""
+    why = getattr(why, "what", why)
+    return f"{file.name} cannot be read ({why}): {what}; mtrl verify {file.parent.name} says more"
+
+
+def _of_ledger(
+    path: Path, missing: list[str]
+) -> tuple[tuple[CallTotals, ...], Mapping[str, Mapping[str, int]]]:
+    """Calls and borrows; none, and a line more in ``missing``, where the ledger is damaged."""
+    file = path / "ledger.jsonl"
     try:
-        composed = compose(str(path / "config.yaml"))
-    except MtrlError:
-        return {}  # of another version: the figures do not need it
+        ledger = list(read_records(file))
+        return _calls(ledger), _borrows(ledger)
+    except (MtrlError, ValueError, LookupError, TypeError) as error:
+        what = "training calls, their times and borrows are not told"
+        missing.append(_lacks(file, error, what))
+        return (), {}
+
+
+def _look_at_groups(path: Path, missing: list[str]) -> None:
+    """What became of groups is told from the commits; that their own file is damaged is told."""
+    file = path / "groups.jsonl"
+    try:
+        for _ in read_records(file):
+            pass
+    except (MtrlError, ValueError) as error:
+        what = "what became of groups is told from commits.jsonl alone"
+        missing.append(_lacks(file, error, what))
+
+
+def _settings(path: Path, missing: list[str]) -> Mapping[str, str]:
+    file = path / "config.yaml"
+    try:
+        composed = compose(str(file))
+    except MtrlError as error:  # damaged, or of another version: the figures do not need it
+        what = "settings, advantages and texts of tokens are not told"
+        missing.append(_lacks(file, str(error).splitlines()[0], what))
+        return {}
     return {
         key: "null" if value is None else str(value)
         for key, value, secret in leaves(composed.container)

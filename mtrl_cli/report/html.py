@@ -60,12 +60,9 @@ def folded(summary: str, body: str) -> str:
     return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
 
 
-def legend(names: Sequence[str]) -> str:
-    """The colours of the runs; nothing for a single one."""
-    if len(names) < 2:
+def legend(keys: Sequence[tuple[str, str]]) -> str:
+    """What each line is: its drawing, which is HTML, and its name; nothing for a single one."""
+    if len(keys) < 2:
         return ""
-    keys = "".join(
-        f'<span class="key c{index % 6}{" again" * (index >= 6)}"><i></i>{text(name)}</span>'
-        for index, name in enumerate(names)
-    )
-    return f"<p>{keys}</p>"
+    shown = "".join(f'<span class="key">{drawn}{text(name)}</span>' for drawn, name in keys)
+    return f"<p>{shown}</p>"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mtrl_cli.report.facts import Line, RunFacts
 from mtrl_cli.report.marks import Mark, placed
 from mtrl_cli.report.naming import Setting
-from mtrl_cli.report.svg import Chart, Point, Series
+from mtrl_cli.report.svg import COLOURS, Chart, Point, Series
 from mtrl_cli.training.evaluation.statistics import mean_of
 
 SMOOTHED_FROM = 20
@@ -155,7 +155,8 @@ def _sentences(settings: Sequence[Setting], chart: Chart, smooth: bool) -> Itera
         of_runs = "the mean of the runs' evaluations, ± one standard error over the runs"
         of_games = "evaluations, ± one standard error over the games"
         told = [of_runs] * averaged + [of_games] * alone
-        yield f"Circles: {'; of a single run '.join(told)}."
+        marks = "Circles" if len(settings) <= COLOURS else "Circles, squares and the like"
+        yield f"{marks}: {'; of a single run '.join(told)}."
         if any(one.label for one in placed(chart.marks, 0.0)):
             yield "Equal ones are drawn once."
     if chart.references:

@@ -6,30 +6,35 @@ security policy forbids every connection.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mtrl_cli import __version__
 from mtrl_cli.report import details, results, words
 from mtrl_cli.report.charts import panels, wall
+from mtrl_cli.report.episodes import Chosen
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import folded, legend, section, text
 from mtrl_cli.report.learning import learning_curve
 from mtrl_cli.report.naming import Setting, settings
 from mtrl_cli.report.played import played, trains
-from mtrl_cli.report.svg import draw
+from mtrl_cli.report.svg import draw, swatch
 from mtrl_cli.report.units import duration, share, with_error
 
 _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def page(runs: Sequence[RunFacts]) -> str:
-    """The report of one run, or of several over each other."""
+def page(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> str:
+    """The report of one run, or of several over each other.
+
+    Args:
+        chosen: the trajectories of each run to show.
+    """
     title = f"{runs[0].state.get('experiment', '?')} {runs[0].id}"
     if len(runs) > 1:
         title = f"{len(runs)} runs: " + ", ".join(run.id for run in runs)
-    body = "".join(_one(runs[0]) if len(runs) == 1 else _several(runs))
+    body = "".join(_one(runs[0], chosen[0]) if len(runs) == 1 else _several(runs, chosen))
     style = (_HERE / "style.css").read_text(encoding="utf-8")
     script = (_HERE / "script.js").read_text(encoding="utf-8")
     made = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -43,7 +48,7 @@ def page(runs: Sequence[RunFacts]) -> str:
     )
 
 
-def _one(run: RunFacts) -> Iterator[str]:
+def _one(run: RunFacts, chosen: Chosen) -> Iterator[str]:
     state = run.state
     begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.get("created") or 0))
     told = f"{run.id} · {run.record.status} · {begun}"
@@ -52,34 +57,47 @@ def _one(run: RunFacts) -> Iterator[str]:
     told += "".join(f" · {one}" for one in _trained_with(run))
     keys = _keys(run) if trains(run) else _keys_of_played(run)
     yield _head(str(state.get("experiment", "?")), told, keys)
+    yield _lacking([run], [chosen])
     alone = settings([run])
     yield _learning(alone)
     yield section("Evaluations", "", results.evaluations([run]))
-    yield details.first(run)
+    yield details.first(run, chosen)
     yield _over_the_steps(alone)
     yield details.last(run)
 
 
-def _several(runs: Sequence[RunFacts]) -> Iterator[str]:
+def _several(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> Iterator[str]:
     grouped = settings(runs)
     experiments = ", ".join(dict.fromkeys(str(run.state.get("experiment")) for run in runs))
     told = f"{len(runs)} runs of {len(grouped)} settings"
     told = f"{grouped[0].count}, all other settings equal" if len(grouped) == 1 else told
     yield _head(f"{experiments}: {len(runs)} runs", told, ())
+    yield _lacking(runs, chosen)
     yield section("Results", words.BY_SETTING, results.by_setting(grouped))
     yield _learning(grouped)
     table = results.evaluations(runs)
     yield section("Runs", words.BY_RUN, results.by_run(runs), folded("Every evaluation", table))
     yield _over_the_steps(grouped)
-    yield section("Each run", "", *_each(grouped, 1 / len(runs)))
+    shown = {run.id: one for run, one in zip(runs, chosen, strict=True)}
+    yield section("Each run", "", *_each(grouped, shown))
     yield section("Settings that differ", "", results.differences(runs))
 
 
-def _each(grouped: Sequence[Setting], share: float) -> Iterator[str]:
+def _each(grouped: Sequence[Setting], chosen: Mapping[str, Chosen]) -> Iterator[str]:
     for setting in grouped:
         for name, run in zip(setting.named, setting.runs, strict=True):
             shown = name if name == run.id else f"{name} · {run.id}"
-            yield folded(shown, details.first(run, share) + details.last(run))
+            yield folded(shown, details.first(run, chosen[run.id]) + details.last(run))
+
+
+def lacking(run: RunFacts, chosen: Chosen) -> list[str]:
+    """What the report of a run lacks because its files are damaged, a sentence each."""
+    return [*run.missing, *chosen.lost]
+
+
+def _lacking(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> str:
+    told = (line for run, one in zip(runs, chosen, strict=True) for line in lacking(run, one))
+    return "".join(f'<p class="warn">{text(line)}</p>' for line in told)
 
 
 def _head(heading: str, told: str, keys: Iterable[tuple[str, str]]) -> str:
@@ -144,10 +162,11 @@ def _keys_of_played(run: RunFacts) -> Iterator[tuple[str, str]]:
 
 def _learning(settings: Sequence[Setting]) -> str:
     figure = learning_curve(settings)
-    keys = [
+    names = [
         f"{setting.name} ({setting.count})" if len(setting.runs) > 1 else setting.name
         for setting in settings
     ]
+    keys = [(swatch(number), name) for number, name in enumerate(names)]
     drawn = draw(figure.chart)
     return section("Learning", figure.note, legend(keys), drawn) if drawn else ""
 

@@ -41,12 +41,16 @@ def over_runs(runs: Sequence[RunFacts]) -> tuple[str, ...]:
         few = f" (n = {mean.count})" if mean.count != len(runs) else ""
         return show(mean.value, mean.se) + few
 
+    def left_out(label: str) -> str:
+        failed = sum(of(label, lambda found: float(found.get("failed") or 0)))
+        return _failed({"failed": int(failed)}).replace(" (", "\n(", 1)
+
     def signed(value: float, se: float | None) -> str:
         return with_error(value, se, sign=True)
 
     return (
-        told(of("before", lambda found: float(found["mean"])), with_error),
-        told(of("after", lambda found: float(found["mean"])), with_error),
+        told(of("before", lambda found: float(found["mean"])), with_error) + left_out("before"),
+        told(of("after", lambda found: float(found["mean"])), with_error) + left_out("after"),
         told(of("after", _gain), signed),
         told(of("before", passed), share),
         told(of("after", passed), share),
@@ -83,15 +87,29 @@ def by_run(runs: Sequence[RunFacts]) -> str:
                 name if name == run.id else f"{name}\n{run.id}",
                 run.record.status,
                 run.state.get("step", 0),
-                "–" if before is None else with_error(before["mean"], before.get("se")),
-                "–" if after is None else with_error(after["mean"], after.get("se")),
+                _mean(before),
+                _mean(after),
                 with_error(versus["mean"], versus.get("se"), sign=True) if versus else "–",
+                _episodes(run),
                 f"{run.total('tokens_sampled'):,.0f}",
                 duration(sum(wall(line) for line in run.steps)),
             )
         )
-    heads = ("run", "status", "steps", "before", "after", "gain", "tokens", "time")
-    return table(heads, rows, range(2, 8)) if len(runs) > 1 else ""
+    heads = ("run", "status", "steps", "before", "after", "gain", "episodes", "tokens", "time")
+    return table(heads, rows, range(2, 9)) if len(runs) > 1 else ""
+
+
+def _mean(found: Mapping[str, Any] | None) -> str:
+    """An evaluation's mean reward, and below it the games that failed."""
+    if found is None:
+        return "–"
+    return with_error(found["mean"], found.get("se")) + _failed(found).replace(" (", "\n(", 1)
+
+
+def _episodes(run: RunFacts) -> str:
+    """The episodes of the steps, and below them those that failed."""
+    failed = {"failed": int(run.total("failed_episodes"))}
+    return f"{run.total('episodes'):,.0f}" + _failed(failed).replace(" (", "\n(", 1)
 
 
 def evaluations(runs: Sequence[RunFacts]) -> str:
@@ -153,10 +171,13 @@ def _during(whose: str, line: Mapping[str, Any]) -> tuple[str, ...]:
     gain = "–"
     if "eval/gain" in line:
         gain = with_error(line["eval/gain"], line.get("eval/gain_se"), sign=True)
-    label = f"{whose}step {line['step']}"
+    label, games = f"{whose}step {line['step']}", "–"
+    if "eval/games" in line:
+        failed = {"failed": int(line.get("eval/failed", 0))}
+        games = f"{int(line['eval/games']):,}{_failed(failed)}"
     mean = with_error(line["eval/mean"], line.get("eval/se"))
     passed = f"{line['eval/pass_rate']:.1%}" if "eval/pass_rate" in line else "–"
-    return (label, "–", mean, passed, "–", "–", gain, "–")
+    return (label, games, mean, passed, "–", "–", gain, "–")
 
 
 def differences(runs: Sequence[RunFacts]) -> str:

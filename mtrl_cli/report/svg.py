@@ -13,6 +13,15 @@ from mtrl_cli.report.marks import Mark, Placed, placed
 
 Point = tuple[float, float]
 COLOURS = 6
+"""After these lines are dashed, and marks have another shape."""
+
+_CORNERS: tuple[tuple[Point, ...], ...] = (
+    (),
+    ((-3.5, -3.5), (3.5, -3.5), (3.5, 3.5), (-3.5, 3.5)),
+    ((0, -5), (5, 0), (0, 5), (-5, 0)),
+    ((0, -4.5), (4.5, 3.5), (-4.5, 3.5)),
+)
+"""The shapes of marks: a circle, a square, a diamond, a triangle. There are as many dashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,16 +260,34 @@ def _mark(scale: _Scale, placed: Placed) -> Iterable[str]:
         tip += f" ± {number(mark.reach)}"
         low, high = scale.y(mark.y - mark.reach), scale.y(mark.y + mark.reach)
         bar = f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
-    yield (
-        f'<g class="mark {colour}"><title>{tip}</title>{bar}'
-        f'<circle cx="{at:.1f}" cy="{y:.1f}" r="4"/></g>'
-    )
+    shape = _shape(0 if placed.shared else mark.colour, at, y)
+    yield f'<g class="mark {colour}"><title>{tip}</title>{bar}{shape}</g>'
     if placed.label:
         side, way = ("", 9) if placed.beside >= 0 and mark.x < scale.middle else (" end", -9)
         yield f'<text class="tick told{side}" x="{at + way:.1f}" y="{y + 15:.1f}">'
         yield f"{escape(placed.label)}</text>"
 
 
+def swatch(number: int) -> str:
+    """A line and a mark as those of setting ``number``, for a legend."""
+    return (
+        f'<svg class="mark {_colour(number)}" viewBox="0 0 30 10" aria-hidden="true">'
+        f'<line class="line {_colour(number)}" x1="0" x2="30" y1="5" y2="5"/>'
+        f"{_shape(number, 15, 5)}</svg>"
+    )
+
+
+def _shape(number: int, x: float, y: float) -> str:
+    """The mark of a setting: a circle; of those whose colour was used before a square, a diamond,
+    a triangle."""
+    corners = _CORNERS[number // COLOURS % len(_CORNERS)]
+    if not corners:
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return f'<polygon points="{points}"/>'
+
+
 def _colour(number: int) -> str:
-    """The class of a line's colour; the second time round it is dashed."""
-    return f"c{number % COLOURS}" + (" again" if number >= COLOURS else "")
+    """The class of a setting's colour, and where that was used before, of its dashes."""
+    again = number // COLOURS % len(_CORNERS)
+    return f"c{number % COLOURS}" + (f" d{again}" if again else "")

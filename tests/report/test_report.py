@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mtrl_cli.cli.app import app
-from mtrl_cli.report.svg import Chart, Series, draw
+from mtrl_cli.report.marks import Mark
+from mtrl_cli.report.svg import Chart, Series, draw, swatch
 from tests.report.folder import RUN, make_run
 
 HOSTILE = (
@@ -294,7 +295,7 @@ def test_what_cannot_be_reported_is_told_in_one_line(tmp_path: Path) -> None:
     code, text = told(RUN, "--out", str(tmp_path / "no" / "r.html"))
     assert code == 2
     assert "write another path" in text
-    (path / "ledger.jsonl").write_text("[]\n")
+    (path / "commits.jsonl").write_text("[]\n")
     code, text = told(RUN)
     assert code == 1
     assert f"mtrl verify {RUN}" in text
@@ -309,6 +310,78 @@ def test_what_cannot_be_reported_is_told_in_one_line(tmp_path: Path) -> None:
     page = (tmp_path / other / "report.html").read_text()
     assert "<h1>blackjack</h1>" in page
     assert RUN not in page
+
+
+def test_a_damaged_file_is_named_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
+    """What does not need it is there."""
+    path = make_run(tmp_path)
+    out = tmp_path / "out.html"
+    for name, text in (
+        ("groups.jsonl", "[]\n"),
+        ("config.yaml", "group: {sise: 1}\n"),
+        ("ledger.jsonl", '{"entry": "call"}\n'),
+        ("trajectories/step-000001.jsonl.gz", "no gzip"),
+    ):
+        (path / name).write_text(text)
+    arguments = ["report", RUN, "--runs-dir", str(tmp_path), "--out", str(out)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    page = Page(out.read_text(encoding="utf-8"))
+    told = zip(
+        done.stderr.splitlines(),
+        ("config.yaml", "ledger.jsonl", "groups.jsonl", "step 1"),
+        strict=True,
+    )
+    for warning, name in told:
+        assert name in warning
+        assert warning.endswith(f"; mtrl verify {RUN} says more")
+        assert warning.removeprefix("warning: ") in page.text
+    assert "reward after training" in page.text
+    assert page.row("1")[1] == "−0.25"
+
+
+def test_failed_games_and_episodes_are_counted_where_runs_are_compared(tmp_path: Path) -> None:
+    def evaluated(label: str, failed: int) -> dict[str, Any]:
+        return {"label": label, "policy": "p", "mean": 0.5, "se": 0.1, "games": 9, "failed": failed}
+
+    told = {"before": evaluated("before", 0), "after": evaluated("after", 3)}
+    path = make_run(tmp_path, state={"evaluation": told})
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["failed_episodes"] = 2.0
+    during = {"eval/mean": 0.25, "eval/games": 7, "eval/failed": 1}
+    lines.append({"step": 2, "attempt": 2, "time": 2.0, **during})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    make_run(tmp_path, run=(other := RUN.replace("beef", "cafe")))
+    page = report(tmp_path, RUN, other)
+    heads, *rows = page.rows("run", "status")
+    shown = dict(zip(heads, next(row for row in rows if RUN in row[0]), strict=True))
+    assert shown["before"] == "0.500 ± 0.100"
+    assert shown["after"] == "0.500 ± 0.100(3 failed)"
+    assert shown["episodes"] == "16(2 failed)"
+    assert page.row("all runs")[3].endswith("(3 failed)")
+    assert page.row(f"{RUN}: step 2")[1] == "7 (1 failed)"
+
+
+def test_no_two_of_many_settings_look_the_same() -> None:
+    series = [Series("", [(1, float(n)), (2, float(n))], n) for n in range(24)]
+    marks = [Mark("", "run", 3.0, float(n), None, n) for n in range(24)]
+    drawn = Page(draw(Chart("", series, "", marks=marks)))
+    lines = drawn.classes("polyline")
+    shapes = [
+        (colour["class"], shape, len(str(attrs.get("points", "")).split()), attrs.get("points"))
+        for (_, colour), _, (shape, attrs) in zip(
+            drawn.elements, drawn.elements[1:], drawn.elements[2:], strict=False
+        )
+        if str(colour.get("class")).startswith("mark ")
+    ]
+    assert len(set(lines)) == len(lines) == 24
+    kinds = [(shape, corners) for _, shape, corners, _ in shapes]
+    assert kinds == [("circle", 0)] * 6 + [("polygon", 4)] * 12 + [("polygon", 3)] * 6
+    assert len({mark for mark, *_ in shapes}) == 24
+    for number, (line, (mark, *_)) in enumerate(zip(lines, shapes, strict=True)):
+        key = Page(swatch(number))
+        assert key.classes("line") == [line]
+        assert key.classes("svg") == [mark]
 
 
 def test_the_head_says_what_was_trained_and_how(tmp_path: Path) -> None:

@@ -142,7 +142,9 @@ async def test_a_resume_that_goes_back_tells_what_stands_and_where_it_is(
         await resume(folder, declared, at=1, observer=ignore, stop=StopRequest())
     assert [[step for step, _ in sink.logged] for sink in sinks] == [[0, 1, 2, 3, 3], [2, 3, 3]]
     before = sinks[0].logged[0][1]
-    assert set(before) == {"eval/mean", "eval/se", "eval/pass_rate"}
+    assert set(before) == {
+        f"eval/{name}" for name in ("mean", "se", "pass_rate", "games", "failed")
+    }
     assert infos[0].past().voids is False
     past = infos[1].past()
     assert past.name(infos[1].id) == f"{first.run}-a2"

@@ -193,6 +193,8 @@ def evaluation_metrics(result: Evaluated) -> dict[str, float]:
         "eval/mean": result.mean,
         "eval/se": result.se,
         "eval/pass_rate": result.passed / result.games,
+        "eval/games": result.games,
+        "eval/failed": result.failed,
     }
     if result.versus is not None:
         figures["eval/gain"] = result.versus.mean
