@@ -84,14 +84,14 @@ _FORMAT = """\
 
 def recorded(runs: Path, step: int) -> dict[str, Any]:
     """The record of the run that is going on in ``runs``: waits for a moment after ``step`` in
-    which groups are played, and for the end."""
+    which groups have played some members, and for the end."""
     while not (latest := runs / "latest" / "commits.jsonl").is_file():
         time.sleep(1)
     folder = runs / latest.resolve().parent.name
     while (last := read_history(folder / "commits.jsonl").last) is None or last.step < step:
         time.sleep(0.3)
     moment: dict[str, Any] = {"groups": ()}
-    while sum(bool(one["turns"]) for one in moment["groups"]) < ROWS:
+    while sum(bool(one["members"]) for one in moment["groups"]) < ROWS:
         time.sleep(0.3)
         moment = json.loads((folder / NAME).read_text(encoding="utf-8"))
         when = (folder / NAME).stat().st_mtime

@@ -23,5 +23,5 @@ def lay_out(folder: Path) -> None:
     elsewhere.mkdir()
     shutil.copy(folder / "conf" / "mine.yaml", elsewhere)
     shutil.copytree(ROOT / "examples", folder / "examples")
-    for name in ("guess.yaml", "fifteen.yaml"):
+    for name in ("guess.yaml",):
         shutil.copy(ROOT / "examples/custom_task" / name, folder)
