@@ -116,6 +116,15 @@ def rollout(
             "--groups", metavar="N", min=1, max=1_000_000, help="Groups of episodes to play."
         ),
     ] = 4,
+    show: Annotated[
+        int,
+        typer.Option(
+            "--show",
+            metavar="N",
+            min=0,
+            help="At the end print so many of the episodes, turn by turn.",
+        ),
+    ] = 0,
     multirun: Multirun = False,
     dry_run: DryRun = False,
     as_json: Events = False,
@@ -131,9 +140,13 @@ def rollout(
     """
     from mtrl_cli.cli.experiment import Asked, Shown, carry_out
 
-    asked = Asked("rollout", overrides or [], config_dir or [], groups)
+    asked = Asked("rollout", overrides or [], config_dir or [], groups, show)
     shown = Shown(dry_run, as_json, quiet)
     with told_in_one_line(debug=debug) as teller:
+        if show and (multirun or (as_json and not dry_run)):
+            raise UsageError(
+                "--show goes with one run that is told as text; otherwise: mtrl trajectory RUN"
+            )
         if multirun:
             from mtrl_cli.cli.multirun import sweep
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mtrl_cli.display.lines import Redact, with_error
 from mtrl_cli.display.terminal import Screen
-from mtrl_cli.display.text import clock, harmless, reward, table
+from mtrl_cli.display.text import clock, harmless, reward, run_tail, table
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.training.evaluation.statistics import mean_of
 
@@ -89,7 +89,7 @@ def _report(results: Sequence[Result]) -> Iterator[str]:
     """The command that draws the trained runs over each other; nothing where there are not two."""
     trained = [one.finished for one in results if one.finished and one.finished.steps]
     if len(trained) > 1:
-        names = " ".join(finished.run for finished in trained)
+        names = " ".join(run_tail(finished.run) for finished in trained)
         yield f"compare    mtrl report {names}{runs_dir_option(Path(trained[0].folder).parent)}"
 
 

@@ -23,15 +23,20 @@ if TYPE_CHECKING:
     from mtrl_cli.cli.session import Output, Session, Work
     from mtrl_cli.display.plan import DisplayPlan
 
+_OF_TRAINING = ("train.", "eval.", "audit.", "seed", "group.per_step")
+"""What keys begin with that do not change how a policy is played."""
+
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked for. ``groups`` is how many groups a rollout plays."""
+    """What the user asked for. ``groups`` is how many groups a rollout plays, ``show`` how many of
+    its episodes are printed at the end."""
 
     command: str
     overrides: Sequence[str]
     config_dirs: Sequence[Path] = ()
     groups: int | None = None
+    show: int = 0
 
     @property
     def trains(self) -> bool:
@@ -66,8 +71,16 @@ def carry_out(asked: Asked, teller: Teller, shown: Shown) -> int:
         Screen(sys.stderr).line(f"note: {told}")
     if shown.dry_run:
         return show_plan(asked, composed, shown.as_json)
-    session, work = prepared(asked, composed, teller, shown)
-    return session.run(work)
+    session, work = prepared(asked, composed, teller, shown, goes_on=asked.show > 0)
+    code = session.run(work)
+    finished = session.state.finished
+    if asked.show and finished is not None and finished.folder:
+        from mtrl_cli.cli.session import LINGER, leave_after
+        from mtrl_cli.cli.trajectory import show_episodes
+
+        show_episodes(Path(finished.folder), asked.show, teller.redact)
+        leave_after(LINGER, code)
+    return code
 
 
 def planned(
@@ -170,7 +183,8 @@ def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "Di
 
 def _play_command(asked: Asked, composed: Composed) -> str | None:
     """The short way to play what was trained: only where nothing but the name matters."""
-    if composed.overrides or asked.config_dirs or "/" in composed.conf:
+    matters = [one.key for one in composed.overrides if not one.key.startswith(_OF_TRAINING)]
+    if matters or asked.config_dirs or "/" in composed.conf:
         return None
     named = any(argument.startswith("conf=") for argument in asked.overrides)
     return "mtrl rollout" + (f" conf={shlex.quote(composed.conf)}" if named else "")

@@ -6,9 +6,11 @@ the server does is what the run has recorded of it, since composing a configurat
 than all the rest.
 """
 
+import shlex
 from collections.abc import Iterator
 
 from mtrl_cli.display.summary import going_on
+from mtrl_cli.display.text import run_tail
 from mtrl_cli.display.wrapping import Fact
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.commits import History
@@ -55,5 +57,5 @@ def _resume(run: RunRecord, history: History) -> Iterator[Fact]:
 
 
 def _command(run: RunRecord, label: str, name: str, more: str = "") -> Fact:
-    typed = f"mtrl {name} {run.id}{runs_dir_option(run.path.parent)}{more}"
+    typed = f"mtrl {name} {shlex.quote(run_tail(run.id))}{runs_dir_option(run.path.parent)}{more}"
     return Fact(label, typed, copied=True)

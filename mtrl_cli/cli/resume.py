@@ -17,7 +17,7 @@ from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.schema import Experiment, Snapshots
 from mtrl_cli.config.workload import Begun
 from mtrl_cli.display.terminal import Screen
-from mtrl_cli.display.text import harmless
+from mtrl_cli.display.text import harmless, run_tail
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.ledger import unstepped
@@ -155,6 +155,6 @@ def _refuse_leaks(run: RunRecord, experiment: Experiment) -> None:
 
 def _say_finished(run: RunRecord, committed: int, runs: Path) -> None:
     folder = runs_dir_option(runs)
-    more = f"mtrl train --resume {run.id}{folder} train.steps={2 * committed} --force"
+    more = f"mtrl train --resume {run_tail(run.id)}{folder} train.steps={2 * committed} --force"
     told = f"{run.id} is finished, {committed} steps; for more steps: {more}"
     Screen(sys.stdout).prose(harmless(told))

@@ -10,16 +10,19 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtrl_cli.display.terminal import Screen, abilities, columns
 from mtrl_cli.display.text import harmless, policy_name, reward, table
 from mtrl_cli.display.words import reasons
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.trajectory import FAILED
-from mtrl_cli.runs.registry import RunRecord, find_run
+from mtrl_cli.runs.registry import RunRecord, find_run, read_run
 from mtrl_cli.runs.trajectories import read_trajectories, step_of
 from mtrl_cli.training.telling.reading import trajectory_files
+
+if TYPE_CHECKING:
+    from mtrl_cli.display.lines import Redact
 
 Record = dict[str, Any]
 Paint = Callable[[str, str], str]
@@ -68,14 +71,37 @@ def show_trajectories(
         for line in table(list(_rows(found))):
             screen.line(harmless(line))
     else:
-        decode = _decoder(run)
-        paint = _paint if abilities().colour else _plain
-        for number, (file, record) in enumerate(found):
-            if number:
-                screen.line()
-            for line in _episode(file, record, paint, tokens=tokens, decode=decode):
-                screen.line(line)
+        _print_episodes(screen, run, found, tokens=tokens)
     return 0
+
+
+def show_episodes(folder: Path, most: int, redact: "Redact") -> None:
+    """Print the first ``most`` episodes of a rollout that is over, turn by turn: those that did not
+    fail, where there are any."""
+    run = read_run(folder)
+    found = [(file, one) for file in trajectory_files(run.path) for one in read_trajectories(file)]
+    whole = [one for one in found if one[1]["stop"] not in FAILED] or found
+    screen = Screen(sys.stdout)
+    if whole:
+        screen.line()
+        _print_episodes(screen, run, whole[:most], redact=redact)
+
+
+def _print_episodes(
+    screen: Screen,
+    run: RunRecord,
+    found: Sequence[tuple[Path, Record]],
+    *,
+    tokens: bool = False,
+    redact: "Redact" = str,
+) -> None:
+    decode = _decoder(run)
+    paint = _paint if abilities().colour else _plain
+    for number, (file, record) in enumerate(found):
+        if number:
+            screen.line()
+        for line in _episode(file, record, paint, tokens=tokens, decode=decode):
+            screen.line(redact(line))
 
 
 def _wanted(which: str | None) -> tuple[int | None, int | None]:

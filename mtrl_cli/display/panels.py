@@ -6,6 +6,7 @@ are at most as wide as the terminal; what does not fit is left out from the righ
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Group
 from rich.table import Table
@@ -22,6 +23,7 @@ from mtrl_cli.display.text import (
     harmless,
     policy_name,
     reward,
+    run_tail,
     short_age,
 )
 
@@ -100,7 +102,7 @@ def _not_listed(begun: int, starting: int, *, others: bool) -> str:
 
 
 def _names(state: RunState) -> str:
-    run = f"  run {harmless(state.folder)[-4:]}" if state.folder else ""
+    run = f"  run {harmless(run_tail(Path(state.folder).name), 24)}" if state.folder else ""
     policy = f"  policy {harmless(policy_name(state.policy), 24)}" if state.policy else ""
     return f"mtrl {harmless(state.plan.title)}{run}{policy}"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mtrl_cli.display.lines import Redact, counted, games_of, interval, with_error
 from mtrl_cli.display.state import GroupView, RunState
-from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward
+from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward, run_tail
 from mtrl_cli.display.words import outcome, outcomes, reasons
 from mtrl_cli.display.wrapping import LABEL, Fact, glued, laid_out, wrapped
 from mtrl_cli.training.events import Comparison, Evaluated, Resumable, RunFailed, RunFinished
@@ -148,7 +148,11 @@ def _kept(resumable: Resumable) -> str:
 
 def _run_at(folder: str) -> str:
     """A run as a command is to find it."""
-    return f"{shlex.quote(Path(folder).name)}{_runs_dir(folder)}"
+    return f"{_named(folder)}{_runs_dir(folder)}"
+
+
+def _named(folder: str) -> str:
+    return shlex.quote(run_tail(Path(folder).name))
 
 
 def _runs_dir(folder: str) -> str:
@@ -160,16 +164,16 @@ def _reading(folder: str, groups: Sequence[GroupView]) -> str:
     """The command that shows the first one of the trajectories that were played."""
     first = min(groups, key=lambda one: one.group)
     which = f"{first.group}/{min(first.members)}"
-    return harmless(f"mtrl trajectory {folder[-4:]} {which}{_runs_dir(folder)}")
+    return harmless(f"mtrl trajectory {_named(folder)} {which}{_runs_dir(folder)}")
 
 
 def _playing(folder: str, play: str | None) -> str:
-    """The command that plays what a run has trained."""
+    """The command that plays what a run has trained, and shows a game of it."""
     path = Path(folder)
     command = play or f"mtrl rollout conf={shlex.quote(folder)}/config.yaml"
     if play is None and path.parent != Path("runs"):  # where the folder is now, names are found
         command += f" run.dir={shlex.quote(str(path.parent))}"
-    return harmless(f"{command} policy={shlex.quote(path.name)}@last")
+    return harmless(f"{command} policy={_named(folder)}@last --show 1")
 
 
 def _quarantine(left: Sequence[str]) -> Iterator[Fact]:

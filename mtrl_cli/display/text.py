@@ -13,6 +13,8 @@ _CONTROL = re.compile(
     "\ud800-\udfff]"  # lone surrogates cannot be encoded
 )
 
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4,}")
+
 
 def harmless(text: str, limit: int | None = None) -> str:
     """``text`` in one line, control characters written out, at most ``limit`` characters."""
@@ -76,6 +78,12 @@ def gap(value: float) -> str:
 def policy_name(uri: str) -> str:
     """The part of a policy's URI that tells policies of one run apart."""
     return uri.rstrip("/").rpartition("/")[2] or uri
+
+
+def run_tail(run: str) -> str:
+    """The last part of a run's id, which names it among the runs of its folder; a name that is no
+    id is whole."""
+    return run.rpartition("-")[2] if _RUN_ID.fullmatch(run) else run
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -5,12 +5,14 @@ A run that is resumed goes on in its folder, as its next attempt: it appends to 
 The folder's layout is described in docs/run-folder.md.
 """
 
+import itertools
 import json
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,23 @@ SCRIPT = "script"
 _LOGGED = 50
 """Different tracebacks that one attempt logs."""
 
+_TRIES = 1000
+"""Tails of one length that are tried."""
+
 _NOTICED = 20
 """Notices of one attempt that are noted."""
 
 
-def new_run_id() -> str:
-    """A sortable name with a random tail, such as ``20261129-122135-a7aa``."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+def new_run_id(parent: Path) -> str:
+    """A sortable name with a random tail, such as ``20261129-122135-a7aa``; no other name in
+    ``parent`` has that tail, so that it names the run there."""
+    taken: set[str] = set()
+    with suppress(OSError):  # it is not there yet, or may not be listed
+        names = [path.name for path in parent.iterdir()]
+        taken.update(name.rpartition("-")[2] for name in names)
+    tails = (secrets.token_hex(2 + tries // _TRIES) for tries in itertools.count())
+    tail = next(tail for tail in tails if tail not in taken)
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{tail}"
 
 
 class RunFolder:
@@ -78,7 +90,7 @@ class RunFolder:
             MtrlError: it cannot be written, as on a full disk; nothing of it is left.
         """
         _refuse_obstacle(parent)
-        run = new_run_id()
+        run = new_run_id(parent)
         path = parent / run
         try:
             path.mkdir(parents=True, mode=0o700)

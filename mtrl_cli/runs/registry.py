@@ -7,7 +7,7 @@ one exception is ``latest``, whose target must be such a name again.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def run_names(runs: Path) -> list[str]:
 
 
 def find_run(runs: Path, asked: str) -> RunRecord:
-    """The run that ``asked`` names: its id, a unique prefix, its 4-character tail, or ``last``.
+    """The run that ``asked`` names: its id, its tail, a unique prefix, or ``last``.
 
     Raises:
         NoSuchRun: with what there is.
@@ -103,9 +103,14 @@ def find_run(runs: Path, asked: str) -> RunRecord:
     names = run_names(runs)
     if asked == "last":
         return read_run(without_links(runs / _last(runs, names)))
-    found = [name for name in names if asked and _goes_by(name, asked)]
-    if asked in names:
-        found = [asked]
+    ways: Sequence[Callable[[str], bool]] = (
+        lambda name: name == asked,
+        # Before a prefix: a tail that is printed for a run must not come to mean others, too.
+        lambda name: name.rpartition("-")[2] == asked,
+        lambda name: name.startswith(asked),
+    )
+    matches = ([name for name in names if asked and goes_by(name)] for goes_by in ways)
+    found = next(filter(None, matches), [])
     if len(found) == 1:
         return read_run(without_links(runs / found[0]))
     if found:
@@ -171,10 +176,6 @@ def run_at(asked: str, told: str, *, last: bool = False) -> tuple[str, int | Non
         also = " or @last" if last else ""
         raise UsageError(f"{told}: write RUN@STEP, such as {name or 'RUN'}@12{also}")
     return name, int(step)
-
-
-def _goes_by(name: str, asked: str) -> bool:
-    return name.startswith(asked) or name.rpartition("-")[2] == asked
 
 
 def _last(runs: Path, names: list[str]) -> str:

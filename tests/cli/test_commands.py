@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from mtrl_cli.config.places import experiments, packaged_conf
+from tests.cli.played import episode, rollout
 from tests.cli.processes import command, environment, mtrl, on_terminal
 
 SECRET = "sk-3f9ab1"
@@ -155,13 +157,45 @@ def test_a_run_on_a_pipe_prints_lines_and_a_summary(tmp_path: Path) -> None:
     assert any("before -0.412 ± 0.011 → after -0.060 ± 0.012 (+0.352)" in one for one in lines)
     assert any("known: random -0.390" in one for one in lines)
     assert lines[-1].startswith("play it")
-    folder = "runs/20261129-122135-a7aa"
-    assert f"mtrl rollout conf={folder}/config.yaml policy={folder[5:]}@last" in lines[-1]
 
 
-def test_the_plain_experiment_is_played_by_the_short_command(tmp_path: Path) -> None:
-    out = mtrl("train", cwd=tmp_path, fake="finish").stdout
-    assert "play it    mtrl rollout policy=20261129-122135-a7aa@last\n" in out
+@pytest.mark.parametrize(
+    ("changed", "conf"),
+    [("train.steps=2", ""), ("group.size=4", "conf=runs/20261129-122135-a7aa/config.yaml ")],
+)
+def test_what_changes_nothing_of_the_games_is_played_by_the_short_command(
+    tmp_path: Path, changed: str, conf: str
+) -> None:
+    out = mtrl("train", changed, cwd=tmp_path, fake="finish").stdout
+    assert f"play it    mtrl rollout {conf}policy=a7aa@last --show 1\n" in out
+
+
+def test_a_rollout_shows_as_many_of_its_games_as_it_is_asked_for(tmp_path: Path) -> None:
+    """Those that failed are left out, as long as there are others."""
+    texts = ("lost it", "first", "second", "third")
+    games = [episode(0, n, turns=[turn(text)]) for n, text in enumerate(texts)]
+    games[0] |= {"stop": "env_failure", "reward": None, "failure": "gone"}
+    rollout(tmp_path / "runs", *games)
+    for options in (("--show", "2"), ("--show", "2", "--quiet")):
+        out = mtrl("rollout", *options, cwd=tmp_path, fake="play").stdout
+        summary, first, second = out.split("\n0/")
+        assert "rewards and ends" in summary
+        assert first.startswith("1  step -  task t-1")
+        assert "\nturn 1, 1 tokens sampled\nassistant  first\n" in first
+        assert "\nassistant  second\n" in second
+        assert "\x1b" not in out
+    assert "turn 1" not in mtrl("rollout", cwd=tmp_path, fake="play").stdout
+
+
+def turn(text: str) -> dict[str, Any]:
+    return {"text": text, "tokens": 1, "calls": []}
+
+
+@pytest.mark.parametrize("option", ["--json", "--multirun"])
+def test_games_are_shown_of_one_run_that_is_told_as_text(tmp_path: Path, option: str) -> None:
+    done = mtrl("rollout", "--show", "1", option, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--show goes with one run" in done.stderr
 
 
 def test_quarantine_is_named(tmp_path: Path) -> None:

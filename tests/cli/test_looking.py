@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mtrl_cli.display.text import run_tail
 from mtrl_cli.runs.processes import process_facts
 from mtrl_cli.runs.trajectories import read_trajectories, sealed
 from tests.cli.processes import command, environment, mtrl, on_terminal
@@ -23,7 +24,7 @@ def test_show_says_what_the_run_said_at_its_end(trained: World) -> None:
     for line in trained.told.splitlines():
         if line.startswith(("reward ", "paired ", "episodes ", "groups ", "audit ", "policy ")):
             assert line in done.stdout
-    assert f"publish    mtrl publish {trained.first} --name NAME" in done.stdout
+    assert f"publish    mtrl publish {run_tail(trained.first)} --name NAME" in done.stdout
     assert "training calls: done " in done.stdout
 
 
@@ -62,8 +63,8 @@ def test_show_tells_what_a_dead_run_left(trained: World, tmp_path: Path) -> None
     assert f"{trained.first}  train" in done.stdout
     assert "  lost, begun" in done.stdout
     assert "UNKNOWN    a1/99: it may have been executed; it is not sent again" in done.stdout
-    assert f"mtrl cancel {trained.first}" in done.stdout
-    assert f"mtrl train --resume {trained.first}" in done.stdout
+    assert f"mtrl cancel {run_tail(trained.first)}" in done.stdout
+    assert f"mtrl train --resume {run_tail(trained.first)}" in done.stdout
     assert "QUARANTINE 1 could not be returned" in done.stdout
     facts = json.loads(mtrl("show", "last", "--json", cwd=tmp_path).stdout)
     assert facts["unknown_calls"] == ["a1/99"]

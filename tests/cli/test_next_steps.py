@@ -15,6 +15,7 @@ from mtrl_cli.cli.live_file import NAME
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.snapshot import to_record
 from mtrl_cli.display.state import RunState
+from mtrl_cli.display.text import run_tail
 from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished
 from mtrl_cli.runs.processes import process_facts
 from mtrl_cli.training.events import PhaseStarted, RunStarted
@@ -138,7 +139,7 @@ def test_a_server_that_keeps_no_snapshots_and_leaks_gradients(
     text = mtrl("show", "last", cwd=tmp_path).stdout
     found = proposed(text)
     assert set(found) == {"play it", "resume", "read it", "check it"}
-    assert found["resume"] == f"mtrl train --resume {run.name} --force"
+    assert found["resume"] == f"mtrl train --resume {run_tail(run.name)} --force"
     assert "were not stepped: start the server again, then:" in text
 
 

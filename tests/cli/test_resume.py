@@ -8,6 +8,7 @@ import pytest
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.differences import RULES, differences
 from mtrl_cli.config.keys import schema_keys
+from mtrl_cli.display.text import run_tail
 from mtrl_cli.runs.commits import Commit, read_history
 from mtrl_cli.runs.files import RecordFile
 from tests.cli.processes import mtrl
@@ -58,7 +59,7 @@ def test_a_finished_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
     folder = dead_run(tmp_path / "runs", config=BLACKJACK)
     amend(folder, status="finished")
     committed(folder, 150, state=150)
-    more = f"mtrl train --resume {folder.name} train.steps=300 --force"
+    more = f"mtrl train --resume {run_tail(folder.name)} train.steps=300 --force"
     told = f"{folder.name} is finished, 150 steps; for more steps: {more}\n"
     for option in ((), ("--dry-run",)):
         ended = mtrl("train", "--resume", "last", *option, cwd=tmp_path)

@@ -353,7 +353,7 @@ def test_failed_episodes_are_counted_with_the_command_that_names_them(
     watched.see(ended)
     watched.presenter.close()
     told = "failed     2 of 26 episodes (7.7%), played again or left out; named by:"
-    assert f"{told}\n           mtrl trajectory {RUN}{option}\n" in watched.text
+    assert f"{told}\n           mtrl trajectory a7aa{option}\n" in watched.text
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -511,7 +511,7 @@ def test_what_was_trained_is_played_by_the_name_of_its_run(
 ) -> None:
     state = RunState(DisplayPlan("train blackjack"), 0.0)
     state.apply(replace(_finished("s"), folder=folder, policy="u/v12"), 0.0)
-    assert summary(state, 0.0, play)[-3] == f"play it    {command} policy={RUN}@last"
+    assert summary(state, 0.0, play)[-3] == f"play it    {command} policy=a7aa@last --show 1"
 
 
 def test_a_run_that_has_trained_nothing_says_so() -> None:

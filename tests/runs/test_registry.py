@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mtrl_cli.cli.app import app
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs import processes
-from mtrl_cli.runs.folder import RunFolder
+from mtrl_cli.runs.folder import RunFolder, new_run_id
 from mtrl_cli.runs.liveness import surely_gone
 from mtrl_cli.runs.registry import NoSuchRun, find_run, list_runs, newest_trained, read_run
 from tests.cli.processes import environment, mtrl
@@ -53,6 +53,29 @@ def runs(tmp_path: Path) -> Path:
 )
 def test_a_run_is_named_by_id_prefix_tail_or_last(runs: Path, asked: str, found: str) -> None:
     assert find_run(runs, asked).path == runs / found
+
+
+def test_the_tail_of_a_run_names_it_whatever_other_ids_begin_with(runs: Path) -> None:
+    run = runs / "20270101-120000-2026"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"status": "finished"}))
+    assert find_run(runs, "2026").path == run
+
+
+def test_a_new_run_gets_a_tail_that_no_other_run_of_its_folder_has(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = iter(["b1c2", "a7ab", "0c0c"])
+    monkeypatch.setattr("secrets.token_hex", lambda size: next(drawn))
+    assert new_run_id(runs).endswith("-0c0c")
+    assert next(drawn, None) is None
+
+
+def test_where_all_tails_are_taken_a_new_one_is_longer(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda size: ("b1c2", "b1c2d3")[size - 2])
+    assert new_run_id(runs).endswith("-b1c2d3")
 
 
 @pytest.mark.parametrize(

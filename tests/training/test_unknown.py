@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mtrl_cli.display.text import run_tail
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.events import ignore
 from mtrl_cli.runs.ledger import read_ledger
@@ -126,7 +127,7 @@ def test_what_is_told_of_an_unknown_outcome(tmp_path: Path) -> None:
         # Of such a server it is not known whether it hands the gradients on: without --force a
         # resume would be refused.
         ["first:", "gradients of model_1 were not stepped: start the server again, then:"],
-        ["resume:", f"mtrl train --resume {folder.name} --force"],
+        ["resume:", f"mtrl train --resume {run_tail(folder.name)} --force"],
     ]
 
 
@@ -180,7 +181,7 @@ def test_an_embedded_server_that_is_killed_ends_its_run_at_once_and_by_name(
     said = run.said()
     log = f"runs/{run.id}/server.log"
     assert f"error: the embedded server is gone: its process ended (signal 9); see {log}" in said
-    assert f"mtrl train --resume {run.id}" in said
+    assert f"mtrl train --resume {run_tail(run.id)}" in said
     assert "QUARANTINE" not in said
     state = read_state(run.folder)
     assert state["borrows"] == {"held": 0, "quarantined": []}
