@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from mtrl_cli.cli.failures import Teller
 from mtrl_cli.display.terminal import Screen
-from mtrl_cli.display.text import harmless
-from mtrl_cli.display.words import no_sign_of_life
+from mtrl_cli.display.text import harmless, no_sign_of_life
 from mtrl_cli.runs.cancel import Cancelled, cancel
 from mtrl_cli.runs.control import Ask, requested
 from mtrl_cli.runs.places import runs_dir_option

@@ -17,8 +17,8 @@ from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen, columns
-from mtrl_cli.display.text import clock, harmless, short_age
-from mtrl_cli.display.words import no_sign_of_life, reasons
+from mtrl_cli.display.text import clock, harmless, no_sign_of_life, short_age
+from mtrl_cli.display.words import reasons
 from mtrl_cli.display.wrapping import Fact, laid_out
 from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.ledger import LedgerEntry

@@ -92,3 +92,10 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
+
+
+def no_sign_of_life(seconds: float) -> str:
+    """Of a process that is there; see `runs.liveness.silence`."""
+    return (
+        f"no sign of life for {seconds:.0f} s: it is suspended, or code in it keeps Python's lock"
+    )

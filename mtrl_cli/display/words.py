@@ -48,10 +48,3 @@ def _told(counts: Iterable[tuple[str, int]]) -> str:
     """The most frequent first."""
     ordered = sorted(counts, key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{harmless(name)} {count:,}" for name, count in ordered)
-
-
-def no_sign_of_life(seconds: float) -> str:
-    """Of a process that is there; see `runs.liveness.silence`."""
-    return (
-        f"no sign of life for {seconds:.0f} s: it is suspended, or code in it keeps Python's lock"
-    )
