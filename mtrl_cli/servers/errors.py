@@ -267,7 +267,9 @@ def parse_retry_after(value: str | None) -> float | None:
 
 
 class Budget:
-    """What one logical call may spend on trying: a deadline and a number of attempts.
+    """What one logical call may spend on trying: a deadline, and a number of attempts that may
+    have been executed. Those that surely were not, as when the server is away or refuses for now,
+    go on until the deadline.
 
     Args:
         again: called before each attempt but the first one, with what ended the last one, and
@@ -284,6 +286,7 @@ class Budget:
         self._attempts = attempts
         self._again = again
         self._failures = 0
+        self._unclear = 0
 
     @property
     def left(self) -> float:
@@ -294,7 +297,8 @@ class Budget:
         """Seconds to wait before the next attempt, after one that ended in ``verdict``; None when
         the budget is spent."""
         self._failures += 1
-        if self._failures >= self._attempts:
+        self._unclear += verdict.outcome != "transient"
+        if self._unclear >= self._attempts:
             return None
         wait = backoff(self._failures - 1, verdict.retry_after)
         if wait >= self.left:

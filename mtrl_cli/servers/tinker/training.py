@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 _ATTEMPTS = 8
 _SUBMIT_SECONDS = 120.0
+_RETURN_SECONDS = 20.0
 _GRADIENTS = ("forward_backward", "optim_step")
 _FOLDERS = {"publish": "sampler_weights", "save_state": "weights"}
 _LIST_SECONDS = 10.0
@@ -91,7 +92,9 @@ class Training:
     # Sending.
 
     async def _submit(self, call: Call[Any]) -> str:
-        budget = self._transport.budget(self._seconds, _ATTEMPTS)
+        # A server that is away gets less time for what would be given back to it.
+        seconds = min(self._seconds, _RETURN_SECONDS) if _returns(call) else self._seconds
+        budget = self._transport.budget(seconds, _ATTEMPTS)
         lost: str | None = None
         unread: Verdict | None = None
         while True:

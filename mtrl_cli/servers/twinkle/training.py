@@ -124,7 +124,7 @@ async def publish(sender: Sender, model: str, save: Step, snapshots: Snapshots) 
 async def free(sender: Sender, model: str, unload: Step, accepted: Callable[[str], None]) -> None:
     """Free the adapter's slot, and wait until it is free. The server does not mind a second
     time, nor a name that it does not know."""
-    reply = await sender.post(unload.kind, unload.path, unload.body, model)
+    reply = await sender.post(unload.kind, unload.path, unload.body, model, seconds=_UNLOAD_SECONDS)
     request = named(reply, "request_id", unload.kind)
     accepted(request)
     poll = body_of({"request_id": request, "allow_metadata_only": True})
