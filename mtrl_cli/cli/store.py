@@ -23,7 +23,7 @@ from mtrl_cli.display.text import compact, harmless, short_age, table
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.control import locked
 from mtrl_cli.runs.needed import Need, Stored, needs, run_id, stores_of
-from mtrl_cli.runs.places import default_store, require_runs_dir
+from mtrl_cli.runs.places import default_store, require_runs_dir, runs_dir_option
 from mtrl_cli.runs.registry import RunRecord, list_runs
 
 DAY = 86_400.0
@@ -63,7 +63,9 @@ def show_store(
     if as_json:
         Screen(sys.stdout).line(json.dumps(_facts(root, held, going), indent=2))
     else:
-        for line in _told(root, held, folders, days):
+        options = "" if store is None else f" --store {shlex.quote(str(store))}"
+        options += "".join(map(runs_dir_option, folders))
+        for line in _told(root, held, folders, days, options):
             Screen(sys.stdout).prose(harmless(line))
     told = Screen(sys.stderr)
     if not prune:
@@ -129,7 +131,9 @@ def _tidy(root: Path, *arguments: str, told: str = "") -> list[Stored]:
 # --- what is told -------------------------------------------------------------------------------
 
 
-def _told(root: Path, held: _Judged, folders: Sequence[Path], days: int) -> Iterator[str]:
+def _told(
+    root: Path, held: _Judged, folders: Sequence[Path], days: int, options: str
+) -> Iterator[str]:
     yield f"{root}: {_sum([one for one, _ in held])}"
     status = {run_id(run): run.status for run in _runs(folders, {one.run for one, _ in held})}
     rows = [_row(run, status.get(run), of) for run, of in _by_run(held)]
@@ -143,8 +147,9 @@ def _told(root: Path, held: _Judged, folders: Sequence[Path], days: int) -> Iter
     for kind, text in meaning.items():
         if any(need is kind for _, need in held):
             going = _going(held, (kind,), days)
-            old = f" older than {days} days" if kind is Need.unknown else ""
-            yield f"{kind}: {text}; {_sum(going)}{old} may go: mtrl store --prune {kind}"
+            yield f"{kind}: {text}"
+            asked = f"mtrl store --prune {kind}{options}"
+            yield f"  {_sum(going)} may go: {asked}" if going else f"  none is {days} days old yet"
     for other in sorted(stores_of(run for folder in folders for run in list_runs(folder)) - {root}):
         yield f"runs here keep weights elsewhere too: mtrl store --store {shlex.quote(str(other))}"
 

@@ -49,7 +49,8 @@ def test_it_lists_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     told = listed.stdout
     assert told.splitlines()[0].startswith(f"{tmp_path / 'store'}: 13 snapshots, ")
     assert RUN in told
-    assert "0 snapshots, 0B older than 30 days may go: mtrl store --prune unknown" in told
+    assert " may go: mtrl store --prune void --store store\n" in told
+    assert "(--runs-dir)\n  none is 30 days old yet\n" in told
     assert "runs here keep weights elsewhere too: mtrl store --store /else/where" in told
     assert held(tmp_path / "store") == {*EVERY, FOREIGN}
 
