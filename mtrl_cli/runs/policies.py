@@ -52,6 +52,12 @@ class NamedPolicy:
         return None if initial is None else str(initial)
 
     @property
+    def task(self) -> str | None:
+        """Entrypoint of the task that it was trained on; None in a manifest that lacks it."""
+        experiment = self.manifest.get("experiment")
+        return experiment.get("task") if isinstance(experiment, Mapping) else None
+
+    @property
     def server(self) -> Mapping[str, Any]:
         """The server that holds it, in the words of the configuration."""
         server = self.manifest["server"]

@@ -49,6 +49,7 @@ def test_the_manifest_says_where_a_policy_comes_from(trained: World) -> None:
     assert facts["server"]["store"] == str(trained.home / "store")
     config = (run / "config.yaml").read_bytes()
     assert facts["experiment"]["config_sha256"] == hashlib.sha256(config).hexdigest()
+    assert facts["experiment"]["task"] == "mtrl_cli.tasks.blackjack.task:Blackjack"
     folder = Path(trained.folder / facts["folder"])
     assert (folder / "config.yaml").read_bytes() == config
     assert json.loads((folder / "manifest.json").read_text())["uri"] == facts["uri"]

@@ -75,6 +75,17 @@ def test_a_name_a_uri_and_the_base_model(runs: Path) -> None:
     assert choose_policy(here, "base://mtrl-tiny") == ChosenPolicy("base://mtrl-tiny", 0, None)
 
 
+def test_the_task_of_a_named_policy_is_read_from_its_manifest(runs: Path) -> None:
+    file = runs / "policies" / "best" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    for facts, warned in (({}, False), ({"task": "a.b:C"}, True)):
+        file.write_text(json.dumps({**manifest, "experiment": facts}))
+        here = experiment(runs)
+        chosen = choose_policy(here, "best")
+        assert chosen is not None
+        assert ("trained on the task a.b:C" in (chosen.strange_to(here) or "")) is warned
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [

@@ -82,10 +82,8 @@ def choose_policy(experiment: Experiment, asked: str | None) -> ChosenPolicy | N
     if asked in policy_names(runs):
         policy = read_policy(runs, asked)
         _require_same_server(policy.server, experiment.server, asked)
-        config, task = policy.path / "config.yaml", None
-        with contextlib.suppress(MtrlError):  # it serves a warning only
-            task = _experiment(config).task.entrypoint
-        return ChosenPolicy(policy.uri, policy.policy_step, policy.initial, task, config)
+        config = policy.path / "config.yaml"
+        return ChosenPolicy(policy.uri, policy.policy_step, policy.initial, policy.task, config)
     raise _no_policy(asked, runs)
 
 

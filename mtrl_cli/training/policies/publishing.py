@@ -218,6 +218,7 @@ def _manifest(
         "server": server_facts(experiment.server),
         "experiment": {
             "name": experiment.name,
+            "task": experiment.task.entrypoint,
             "config_sha256": hashlib.sha256((run.path / "config.yaml").read_bytes()).hexdigest(),
         },
         "data": {
