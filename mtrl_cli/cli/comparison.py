@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mtrl_cli.display.lines import Redact, with_error
+from mtrl_cli.display.summary import LAST_STEPS
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import clock, harmless, reward, run_tail, table
 from mtrl_cli.runs.places import runs_dir_option
@@ -16,7 +17,7 @@ from mtrl_cli.training.evaluation.statistics import mean_of
 if TYPE_CHECKING:
     from mtrl_cli.training.events import RunFinished
 
-_HEADS = ("status", "steps", "reward", "before", "after", "time", "run")
+_HEADS = ("status", "steps", "reward", "before", "after", "against", "time", "run")
 _SEED = "seed"
 
 
@@ -41,7 +42,8 @@ def compare(results: Sequence[Result], left: int, redact: Redact) -> None:
     """Show the comparison; ``left`` runs were not begun."""
     screen = Screen(sys.stdout)
     screen.line()
-    for line in (*table(list(_rows(results))), *_over_seeds(results), *_report(results)):
+    told = (*table(list(_rows(results))), *_columns(results), *_over_seeds(results))
+    for line in (*told, *_report(results)):
         screen.line(harmless(redact(line)))
     if left:
         screen.line(f"{left} not begun")
@@ -65,6 +67,20 @@ def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
         yield [*(result.varied.get(key, "-") for key in keys), *(row[name] for name in shown)]
 
 
+def _columns(results: Sequence[Result]) -> Iterator[str]:
+    """What the rewards in the table are of; nothing where there are none."""
+    runs = [result.finished for result in results if result.finished]
+    if any(run.evaluated for run in runs):
+        against = "; against: of the other policy" if any(run.before for run in runs) else ""
+        yield f"reward: mean of the games that were evaluated{against}"
+    elif any(result.reward is not None for result in results):
+        steps = max((run.steps for run in runs), default=0)
+        what = f"the last {LAST_STEPS} steps" if steps > LAST_STEPS else "all steps"
+        what = what if steps else "all episodes"
+        both = any(run.before or run.after for run in runs)
+        yield f"reward: mean of {what}" + ("; before, after: of the evaluations" if both else "")
+
+
 def _over_seeds(results: Sequence[Result]) -> Iterator[str]:
     """Of settings that were run more than once: the means over the runs, each ± its standard error
     over them. Runs that broke off, or were not evaluated, are in none."""
@@ -76,13 +92,19 @@ def _over_seeds(results: Sequence[Result]) -> Iterator[str]:
             settings.setdefault("".join(told), []).append((run.before.mean, run.after.mean))
     for setting, pairs in settings.items():
         if len(pairs) > 1:
-            before, after = (mean_of(values) for values in zip(*pairs, strict=True))
-            gain = mean_of([after - before for before, after in pairs])
-            yield (
-                f"{setting}{len(pairs)} runs: before {with_error(before.value, before.se)}"
-                f" → after {with_error(after.value, after.se)},"
-                f" {with_error(gain.value, gain.se, '+')}, ± standard error over the runs"
-            )
+            before, after = (_over_runs(values) for values in zip(*pairs, strict=True))
+            gain = _over_runs([after - before for before, after in pairs], "+")
+            line = f"{setting}{len(pairs)} runs: before {before} → after {after}, {gain}"
+            yield line + (", ± standard error over the runs" if "±" in line else "")
+
+
+def _over_runs(values: Sequence[float], sign: str = "") -> str:
+    """Their mean ± its standard error, or the one value that all have: runs that begin with the
+    same policy evaluate it on the same games, which says nothing of an error."""
+    if len(set(values)) == 1:
+        return f"{with_error(values[0], None, sign)} in all"
+    mean = mean_of(values)
+    return with_error(mean.value, mean.se, sign)
 
 
 def _report(results: Sequence[Result]) -> Iterator[str]:
@@ -95,14 +117,16 @@ def _report(results: Sequence[Result]) -> Iterator[str]:
 
 def _figures(result: Result) -> dict[str, str]:
     finished = result.finished
-    after = finished and (finished.after or finished.evaluated)
-    before = finished and finished.before
+    after, evaluated = finished and finished.after, finished and finished.evaluated
+    other = finished and finished.before
+    before, against = (None, other) if evaluated else (other, None)
     return {
         "status": result.status if result.code in (0, 130) else f"{result.status} ({result.code})",
         "steps": str(finished.steps) if finished and finished.steps else "-",
-        "reward": reward(result.reward),
+        "reward": reward(evaluated.mean if evaluated else result.reward),
         "before": reward(before.mean if before else None),
         "after": reward(after.mean if after else None),
+        "against": reward(against.mean if against else None),
         "time": clock(result.seconds),
         "run": finished.run if finished and finished.run else "-",
     }

@@ -14,10 +14,10 @@ from mtrl_cli.display.state import RunState
 from mtrl_cli.display.text import clock, compact, fitted, gap, harmless, policy_name
 from mtrl_cli.display.words import outcomes
 from mtrl_cli.display.wrapping import HANGING, cells, glued, wrapped
+from mtrl_cli.training.events import EQUAL_REWARDS
 
 NOTHING = "-"
 _BETWEEN = " | "
-_ALIKE = "constant_reward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _facts(metrics: Mapping[str, float]) -> Iterator[tuple[str, bool]]:
         for name, count in metrics.items()
         if name.startswith("skipped/") and count
     }
-    alike = {name: skipped.pop(name) for name in (_ALIKE,) if name in skipped}
+    alike = {name: skipped.pop(name) for name in (EQUAL_REWARDS,) if name in skipped}
     for counts in (skipped, alike):
         if counts:
             yield outcomes(counts), counts is skipped

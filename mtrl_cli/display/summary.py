@@ -9,9 +9,14 @@ from mtrl_cli.display.state import GroupView, RunState
 from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward, run_tail
 from mtrl_cli.display.words import outcome, outcomes, reasons
 from mtrl_cli.display.wrapping import LABEL, Fact, glued, laid_out, wrapped
-from mtrl_cli.training.events import Comparison, Evaluated, Resumable, RunFailed, RunFinished
-
-_ALIKE = "constant_reward"
+from mtrl_cli.training.events import (
+    EQUAL_REWARDS,
+    Comparison,
+    Evaluated,
+    Resumable,
+    RunFailed,
+    RunFinished,
+)
 
 LAST_STEPS = 10
 """Steps whose mean reward is told where nothing was evaluated, and of the runs of a sweep."""
@@ -98,7 +103,7 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
         total = sum(finished.skipped.values())
         yield Fact("groups", f"{total:,} gave no advantage: {outcomes(finished.skipped)}")
     if state.metrics and finished.policy and finished.policy == state.first_policy:
-        alike = " (no group's rewards differed)" if set(finished.skipped) == {_ALIKE} else ""
+        alike = " (no group's rewards differed)" if set(finished.skipped) == {EQUAL_REWARDS} else ""
         yield Fact("NOTE", f"nothing was trained{alike}: the policy is unchanged")
     if state.audits:
         yield Fact("audit", _audits(state))

@@ -7,11 +7,11 @@ a screen such a name would read like a rule that was set.
 from collections.abc import Iterable, Mapping
 
 from mtrl_cli.display.text import harmless
+from mtrl_cli.training.events import EQUAL_REWARDS
 
-_ALIKE = "constant_reward"
 _NO_KL = "no advantage"
 _OUTCOMES = {
-    _ALIKE: (
+    EQUAL_REWARDS: (
         "equal rewards",
         f"{_NO_KL}; the KL term stays, unless train.skip leaves the group out",
     ),
@@ -31,7 +31,7 @@ def outcome(reason: str) -> str:
 
 def because(reason: str, *, kl: bool) -> str:
     """What that means, where it needs saying, in a run with or without a KL term."""
-    return _NO_KL if reason == _ALIKE and not kl else _OUTCOMES.get(reason, ("", ""))[1]
+    return _NO_KL if reason == EQUAL_REWARDS and not kl else _OUTCOMES.get(reason, ("", ""))[1]
 
 
 def outcomes(counts: Mapping[str, int]) -> str:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from mtrl_cli.display import lines
+
 
 def with_error(value: float, se: float | None, *, sign: bool = False) -> str:
     """A value ± its standard error: −0.223 ± 0.012."""
-    shown = f"{value:+z.3f}" if sign else f"{value:z.3f}"
-    return shown.replace("-", "−") + ("" if se is None else f" ± {se:.3f}")
+    return lines.with_error(value, se, "+" if sign else "").replace("-", "−")
 
 
 def interval(ends: Sequence[float] | None) -> str:

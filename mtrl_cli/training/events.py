@@ -3,6 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+EQUAL_REWARDS = "constant_reward"
+"""Why a group gave no advantage: in the names of metrics, in groups.jsonl and in
+`RunFinished.skipped`."""
+
 
 @dataclass(frozen=True, slots=True)
 class FolderMade:

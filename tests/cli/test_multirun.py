@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 
@@ -34,15 +35,13 @@ def test_one_run_each_and_a_table(tmp_path: Path) -> None:
         "run 2/3: seed=2",
         "run 3/3: seed=3",
     ]
-    head, *rows, over, compare = done.stdout.splitlines()[-6:]
+    head, *rows, columns, over, compare = done.stdout.splitlines()[-7:]
+    assert columns == "reward: mean of all steps; before, after: of the evaluations"
     assert head.split() == ["seed", "status", "steps", "reward", "before", "after", "time", "run"]
     assert [row.split()[:6] for row in rows] == [
         [seed, "finished", "2", "0.500", "-0.412", "-0.060"] for seed in "123"
     ]
-    assert over == (
-        "3 runs: before -0.412 ± 0.000 → after -0.060 ± 0.000, +0.352 ± 0.000,"
-        " ± standard error over the runs"
-    )
+    assert over == ("3 runs: before -0.412 in all → after -0.060 in all, +0.352 in all")
     names = [row.split()[-1] for row in rows]
     assert compare.split() == ["compare", "mtrl", "report", *(name[-4:] for name in names)]
 
@@ -51,7 +50,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path: Path) -> None:
     done = mtrl("train", "-m", "seed=1,2", cwd=tmp_path, fake="fail-first")
     assert done.returncode == 1
     assert "error: server http://h:1 refused" in done.stderr
-    first, second = done.stdout.splitlines()[-2:]
+    first, second, _ = done.stdout.splitlines()[-3:]
     assert first.split()[:3] == ["1", "failed", "(1)"]
     assert second.split()[:2] == ["2", "finished"]
 
@@ -103,9 +102,50 @@ def test_seeds_of_a_setting_have_a_mean_with_its_error(capsys: pytest.CaptureFix
     told = [line for line in capsys.readouterr().out.splitlines() if "runs:" in line]
     error = stdev([-0.10, -0.20, -0.06]) / 3**0.5
     assert told == [
-        f"group.size=8, 3 runs: before -0.400 ± 0.000 → after -0.120 ± {error:.3f},"
+        f"group.size=8, 3 runs: before -0.400 in all → after -0.120 ± {error:.3f},"
         f" +0.280 ± {error:.3f}, ± standard error over the runs"
     ]
+
+
+@pytest.mark.parametrize(
+    ("finished", "reward", "head", "row", "told"),
+    [
+        ({"steps": 12}, 0.5, "steps reward", "12 0.500", "reward: mean of the last 10 steps"),
+        ({}, 0.25, "reward", "0.250", "reward: mean of all episodes"),
+        (
+            {"evaluated": -0.06},
+            None,
+            "reward",
+            "-0.060",
+            "reward: mean of the games that were evaluated",
+        ),
+        (
+            {"evaluated": -0.06, "before": -0.4},
+            None,
+            "reward against",
+            "-0.060 -0.400",
+            "reward: mean of the games that were evaluated; against: of the other policy",
+        ),
+    ],
+)
+def test_the_table_says_what_its_rewards_are_of(
+    capsys: pytest.CaptureFixture[str],
+    finished: dict[str, float],
+    reward: float | None,
+    head: str,
+    row: str,
+    told: str,
+) -> None:
+    facts = {
+        name: value if name == "steps" else Evaluated("x", "p", value, 0.01, 100, 0.0)
+        for name, value in finished.items()
+    }
+    run = RunFinished("r", "runs/r", "finished", None, 0, 8, 80, "p", None, None, {})
+    compare([Result({"seed": "1"}, 0, 1.0, reward, replace(run, **facts))], 0, str)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["seed", "status", *head.split(), "time", "run"]
+    assert lines[2].split() == ["1", "finished", *row.split(), "00:00:01", "r"]
+    assert lines[3:] == [told]
 
 
 def ended(after: float) -> RunFinished:

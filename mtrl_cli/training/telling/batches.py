@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.ports import ToolSpec
+from mtrl_cli.training.events import EQUAL_REWARDS
 from mtrl_cli.training.telling.calling import Calling
 from mtrl_cli.training.telling.failing import Losses
 from mtrl_cli.training.totals import TRAINED
@@ -18,7 +19,6 @@ from mtrl_cli.training.totals import TRAINED
 FIRST = 3
 """Steps after which it is told that none of them had anything to learn from."""
 
-_ALIKE = "constant_reward"
 _MOMENTS = {"before": "before training", "after": "after training"}
 
 
@@ -80,7 +80,7 @@ def untrained(outcomes: Mapping[str, int]) -> str | None:
     """What to say of the first steps by how their groups came out; None where one was trained."""
     if outcomes.get(TRAINED):
         return None
-    alike, others = outcomes.get(_ALIKE, 0), _others(outcomes.items())
+    alike, others = outcomes.get(EQUAL_REWARDS, 0), _others(outcomes.items())
     if not alike:
         return f"the first {FIRST} steps had no group to train: {others}"
     equal = f"{alike:,} of equal rewards{others and f', {others}'}"
@@ -92,4 +92,4 @@ def untrained(outcomes: Mapping[str, int]) -> str | None:
 
 
 def _others(outcomes: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in outcomes if reason != _ALIKE)
+    return ", ".join(f"{count:,} {reason}" for reason, count in outcomes if reason != EQUAL_REWARDS)
