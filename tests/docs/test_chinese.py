@@ -65,6 +65,12 @@ def test_a_chinese_document_names_the_chinese_one_where_there_is_one(name: str) 
     assert there.isdisjoint(_ENGLISH.findall(PAGES[name].text))
 
 
+@pytest.mark.parametrize("name", TWINS)
+def test_one_thing_has_one_word(name: str) -> None:
+    """What a run holds is 占用, and 释放 gives it back."""
+    assert [word for word in ("借用", "归还") if word in PAGES[name].text] == []
+
+
 def product_names(text: str) -> set[str]:
     return {word for word in PRODUCTS if word.lower() in text.lower()}
 
