@@ -4,6 +4,10 @@ Finished steps are printed above as lines and scroll away, and so are finished g
 has few (`DisplayPlan.tells_groups`); only groups in flight are listed. The observer only counts,
 whatever the number of events: drawing happens in `tick`.
 
+Where the terminal breaks lines anew at another width, what was drawn takes as many rows there as
+its lines then need: these are taken away, and the screen is drawn below what stands above. Nothing
+is drawn before the width has stayed the same for a moment, as a terminal may tell it late.
+
 In the background the terminal is the shell's: only lines are printed there, as by any other job,
 and nothing that stands on it is painted over.
 """
@@ -13,8 +17,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, cast
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleDimensions, Group
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
 from mtrl_cli.display import lines
@@ -28,6 +34,10 @@ from mtrl_cli.display.text import harmless
 from mtrl_cli.display.wrapping import HANGING, wrapped
 from mtrl_cli.rollout.events import GroupFinished
 from mtrl_cli.training.events import Evaluated, FolderMade, Notice, StepFinished
+
+STEADY = 0.4
+"""Seconds for which a terminal keeps its width before anything is drawn in a new one. tmux tells
+one up to a quarter of a second after it has broken its lines anew."""
 
 
 class LivePresenter:
@@ -44,6 +54,7 @@ class LivePresenter:
         play: str | None = None,
         keyboard: Keyboard | None = None,
         background: Callable[[], bool] = lambda: False,
+        reflows: bool = True,
         size: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +77,11 @@ class LivePresenter:
             height=height,
         )
         self._live = self._made()
+        self._reflows = reflows
+        self._shown: tuple[Group, ConsoleDimensions] | None = None
+        """What was drawn last, and in which size."""
+        self._width, self._since = self._console.width, -STEADY
+        """The width at the last look, and since when it is that."""
         self._closed = False
 
     def observe(self, event: object) -> None:
@@ -99,10 +115,15 @@ class LivePresenter:
             return
         if self._keyboard is not None and self._keyboard.take(keys=self.state.plan.watched):
             self._begin_afresh()
+        if self._reflows and not self._steady():
+            return
+        self._fit()
         if not self._live.is_started:
             self._live.start()
         self._print_above()
-        self._live.update(self._drawn(), refresh=True)
+        size = self._console.size
+        self._shown = self._drawn(size), size
+        self._live.update(self._shown[0], refresh=True)
 
     def stopping(self, stopping: Stopping) -> None:
         self.state.stopping = stopping
@@ -117,6 +138,7 @@ class LivePresenter:
         self._closed = True
         if self._background():
             self._let_go()
+        self._fit()
         self._live.stop()
         self._print_above()
         if self._keyboard is not None:
@@ -147,6 +169,29 @@ class LivePresenter:
         self._live.stop()
         self._console.quiet = False
         self._live = self._made()
+        self._shown = None
+
+    def _steady(self) -> bool:
+        """Whether the width has stayed the same for a moment."""
+        now, width = self._clock(), self._console.width
+        if width != self._width:
+            self._width, self._since = width, now
+        return now - self._since >= STEADY
+
+    def _fit(self) -> None:
+        """Take away what was drawn in another width, as it stands now."""
+        if self._shown is None or not self._reflows:
+            return
+        (drawn, before), width = self._shown, self._console.width
+        if width == before.width:
+            return
+        options = self._console.options.update_dimensions(before.width, before.height)
+        lines = self._console.render_lines(drawn, options, pad=False)[: before.height]
+        rows = sum(max(-(-Segment.get_line_length(line) // width), 1) for line in lines)
+        up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+        erase = (ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+        self._console.control(Control(*erase, *(up * (rows - 1))))
+        self._begin_afresh()
 
     def _print_above(self) -> None:
         while self._above:
@@ -154,8 +199,8 @@ class LivePresenter:
             for line in wrapped(text, self._console.width, HANGING):
                 self._console.print(Text(line), soft_wrap=True)
 
-    def _drawn(self) -> Group:
-        width, height = self._console.size
+    def _drawn(self, size: ConsoleDimensions) -> Group:
+        width, height = size
         now = self._clock()
         parts = [head(self.state, now, width, self._glyphs, self._redact)]
         if not self.state.groups:

@@ -73,4 +73,5 @@ def presenter(
         play=play,
         keyboard=KEYBOARD,
         background=in_background,
+        reflows=able.reflows,
     )

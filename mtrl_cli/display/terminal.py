@@ -24,6 +24,8 @@ class Abilities:
     """It can be repainted."""
     colour: bool
     unicode: bool
+    reflows: bool
+    """It breaks lines anew when its width changes. Most do; xterm and GNU screen cut them off."""
 
 
 def abilities(environ: Mapping[str, str] | None = None) -> Abilities:
@@ -36,6 +38,7 @@ def abilities(environ: Mapping[str, str] | None = None) -> Abilities:
         live=live,
         colour=live and not environ.get("NO_COLOR"),
         unicode=encoding.startswith("utf"),
+        reflows=not environ.get("XTERM_VERSION") and not environ.get("STY"),
     )
 
 

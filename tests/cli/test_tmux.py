@@ -98,6 +98,7 @@ def test_resize_and_suspension_leave_the_terminal_sane(tmux: Tmux) -> None:
     assert max(map(len, tmux.screen)) <= 70
     tmux("resize-window", "-x", "140", "-y", "30")
     tmux.until(lambda: any("turns" in line and "note" in line for line in tmux.screen))
+    assert tmux.past.count("mtrl train blackjack") == 1
 
     tmux.type("C-z")
     tmux.until(tmux.shows("Stopped"))
@@ -121,6 +122,30 @@ def test_resize_and_suspension_leave_the_terminal_sane(tmux: Tmux) -> None:
     before_the_shell_answered = tmux.past[: tmux.past.index("cancelled: blackjack")]
     assert "xyzzy" not in before_the_shell_answered
     assert "plugh" not in before_the_shell_answered
+
+
+@pytest.mark.long
+def test_a_storm_of_resizes_leaves_one_screen_and_all_lines(tmux: Tmux) -> None:
+    """Lines that were drawn are broken anew at each width, and what stood above them stays."""
+    tmux.type("for n in 1 2 3 4 5 6 7 8; do echo line-$n; done", "Enter")
+    tmux.until(tmux.shows("line-8"))
+    start(tmux, "stop")
+    for width in (137, 61, 88, 140, 73, 60, 129, 95) * 4:
+        tmux("resize-window", "-x", str(width), "-y", "24")
+        time.sleep(0.11)
+    tmux("resize-window", "-x", "100", "-y", "24")
+    tmux.until(lambda: any(len(line) == 100 for line in tmux.screen))
+    assert tmux.past.count("mtrl train blackjack") == 1
+    assert tmux.past.count("Ctrl-C: let issued work") == 1
+    assert [line for line in tmux.past.split() if line.startswith("line-")][-8:] == [
+        f"line-{n}" for n in range(1, 9)
+    ]
+    tmux.type("C-c")
+    tmux.until(tmux.shows("STOPPING (Ctrl-C)"))
+    time.sleep(0.5)
+    tmux.type("C-c")
+    tmux.until(tmux.shows("cancelled: blackjack"))
+    assert "Ctrl-C: let issued work" not in tmux.past
 
 
 @pytest.mark.long

@@ -2,7 +2,9 @@
 
 import os
 
-from mtrl_cli.display.terminal import Screen
+import pytest
+
+from mtrl_cli.display.terminal import Screen, abilities
 
 
 def test_a_broken_pipe_is_nobodys_failure() -> None:
@@ -23,3 +25,16 @@ def test_what_an_encoding_lacks_is_replaced() -> None:
         Screen(stream).line("reward ± 0.1")
     with os.fdopen(reader, encoding="ascii") as stream:
         assert stream.read() == "reward ? 0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "reflows"),
+    [
+        ({"TERM": "xterm-256color", "VTE_VERSION": "7600"}, True),
+        ({"TERM": "screen-256color", "TMUX": "/tmp/tmux-0/default,1,0"}, True),
+        ({"TERM": "xterm", "XTERM_VERSION": "XTerm(390)"}, False),
+        ({"TERM": "screen", "STY": "123.pts-0.host"}, False),
+    ],
+)
+def test_which_terminals_break_lines_anew(terminal: dict[str, str], reflows: bool) -> None:
+    assert abilities(terminal).reflows is reflows
