@@ -1,7 +1,8 @@
 """Which file ``conf=`` means.
 
-A value with ``/``, ``.yaml`` or ``.yml`` is a file, every other one the name of an experiment in
-one of the folders. What is neither is told with the file or the name that was probably meant.
+A value with ``/``, ``.yaml`` or ``.yml`` is a file, or a run's folder, which stands for the file
+``config.yaml`` in it; every other one is the name of an experiment in one of the folders. What is
+neither is told with the file or the name that was probably meant.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ def _exact_file(name: str) -> str | None:
 
 def _by_path(asked: str, dirs: Sequence[Path]) -> Path:
     path = Path(asked).expanduser()
-    for candidate in (path, path.with_name(f"{path.name}.yaml")):
+    for candidate in (path, path.with_name(f"{path.name}.yaml"), path / "config.yaml"):
         if candidate.is_file():
             return candidate.resolve()
     raise ConfigError(

@@ -175,7 +175,8 @@ def _reading(folder: str, groups: Sequence[GroupView]) -> str:
 def _playing(folder: str, play: str | None) -> str:
     """The command that plays what a run has trained, and shows a game of it."""
     path = Path(folder)
-    command = play or f"mtrl rollout conf={shlex.quote(folder)}/config.yaml"
+    own = folder if "/" in folder else f"./{folder}"  # a path, not an experiment's name
+    command = play or f"mtrl rollout conf={shlex.quote(own)}"
     if play is None and path.parent != Path("runs"):  # where the folder is now, names are found
         command += f" run.dir={shlex.quote(str(path.parent))}"
     return harmless(f"{command} policy={_named(folder)}@last --show 1")

@@ -161,7 +161,7 @@ def test_a_run_on_a_pipe_prints_lines_and_a_summary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "conf"),
-    [("train.steps=2", ""), ("group.size=4", "conf=runs/20261129-122135-a7aa/config.yaml ")],
+    [("train.steps=2", ""), ("group.size=4", "conf=runs/20261129-122135-a7aa ")],
 )
 def test_what_changes_nothing_of_the_games_is_played_by_the_short_command(
     tmp_path: Path, changed: str, conf: str

@@ -89,6 +89,14 @@ def test_config_dir_comes_before_own_conf_folder(write: Write, folder: Path) -> 
     assert composed.file == folder / "a folder" / "blackjack.yaml"
 
 
+def test_a_folder_with_a_configuration_stands_for_it(write: Write) -> None:
+    """As that of a run."""
+    saved = write("runs/r1/config.yaml", compose("blackjack", ["seed=7"]).yaml)
+    for asked in ("runs/r1", "runs/r1/", str(saved.parent)):
+        composed = compose(asked)
+        assert (composed.file, composed.container["seed"]) == (saved, 7)
+
+
 def test_a_file_is_given_by_its_path_and_finds_its_neighbours(write: Write) -> None:
     write("own/group/tiny.yaml", "size: 2\nper_step: 1\n")
     write("own/exp.yaml", "defaults: [config, {override group: tiny}, _self_]\nname: exp\n")

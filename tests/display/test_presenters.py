@@ -502,8 +502,9 @@ def test_mtrl_eval_names_its_policies() -> None:
     ("folder", "play", "command"),
     [
         (FOLDER, "mtrl rollout", "mtrl rollout"),
-        (FOLDER, None, f"mtrl rollout conf={FOLDER}/config.yaml"),
-        (f"/data/{RUN}", None, f"mtrl rollout conf=/data/{RUN}/config.yaml run.dir=/data"),
+        (FOLDER, None, f"mtrl rollout conf={FOLDER}"),
+        (f"/data/{RUN}", None, f"mtrl rollout conf=/data/{RUN} run.dir=/data"),
+        (RUN, None, f"mtrl rollout conf=./{RUN} run.dir=."),
     ],
 )
 def test_what_was_trained_is_played_by_the_name_of_its_run(
