@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-from mtrl_cli.cli.live_file import NAME
+from mtrl_cli.cli.running.live_file import NAME
 from mtrl_cli.display import lines
 from mtrl_cli.display.columns import step_lines
 from mtrl_cli.display.panels import UNICODE, group_table, head

@@ -18,8 +18,8 @@ from mtrl_cli.chat import startup
 from mtrl_cli.chat.renderer import RendererChat as RendererChat
 from mtrl_cli.chat.tokenizer import load_tokenizer as load_tokenizer
 from mtrl_cli.child import ChildServer
-from mtrl_cli.config.capabilities import untempered
-from mtrl_cli.config.requirements import check_capabilities as check_capabilities
+from mtrl_cli.config.rules.capabilities import untempered
+from mtrl_cli.config.rules.requirements import check_capabilities as check_capabilities
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerConfig
 from mtrl_cli.envs import distribution
 from mtrl_cli.envs.adapter import TaskAdapter

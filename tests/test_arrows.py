@@ -136,6 +136,20 @@ def test_nothing_that_a_script_could_want_lives_in_the_command_line() -> None:
     assert {module for module, _ in arriving("cli")} <= {"mtrl_cli.__main__"}
 
 
+def test_folders_within_a_package_look_one_way() -> None:
+    for one, other in (
+        ("cli.running", "cli.commands"),
+        ("config.rules", "config.files"),
+        ("config.files", "config.rules"),
+    ):
+        found = [
+            (source, target)
+            for source, target in ARROWS
+            if under(source, f"mtrl_cli.{one}") and under(target, f"mtrl_cli.{other}")
+        ]
+        assert found == []
+
+
 @pytest.mark.parametrize("source", ["servers", "envs", "chat", "tasks", "runs", "config"])
 def test_what_implements_the_ports_knows_nothing_above_them(source: str) -> None:
     above = ("assembly", "training", "doctor", "cli", "display", "local", "script")

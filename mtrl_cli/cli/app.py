@@ -86,13 +86,13 @@ def train(
     Plays groups of episodes, learns from them, and publishes a policy after each step.
     conf=NAME chooses the experiment (blackjack without it), KEY=VALUE changes it.
     """
-    from mtrl_cli.cli.experiment import Asked, Shown, carry_out
+    from mtrl_cli.cli.running.experiment import Asked, Shown, carry_out
 
     asked = Asked("train", overrides or [], config_dir or [])
     shown = Shown(dry_run, as_json, quiet)
     with told_in_one_line(debug=debug) as teller:
         if resume is not None:
-            from mtrl_cli.cli.resume import Resume, resume_run
+            from mtrl_cli.cli.running.resume import Resume, resume_run
 
             if multirun:
                 raise UsageError("--resume goes on with one run, --multirun starts several")
@@ -101,7 +101,7 @@ def train(
         if force or runs_dir is not None:
             raise UsageError("--force and --runs-dir go with --resume; new runs go to run.dir=DIR")
         if multirun:
-            from mtrl_cli.cli.multirun import sweep
+            from mtrl_cli.cli.running.multirun import sweep
 
             raise typer.Exit(sweep(asked, teller, shown))
         raise typer.Exit(carry_out(asked, teller, shown))
@@ -138,7 +138,7 @@ def rollout(
     Nothing is trained.
     conf=NAME chooses the experiment (blackjack without it), KEY=VALUE changes it.
     """
-    from mtrl_cli.cli.experiment import Asked, Shown, carry_out
+    from mtrl_cli.cli.running.experiment import Asked, Shown, carry_out
 
     asked = Asked("rollout", overrides or [], config_dir or [], groups, show)
     shown = Shown(dry_run, as_json, quiet)
@@ -148,7 +148,7 @@ def rollout(
                 "--show goes with one run that is told as text; otherwise: mtrl trajectory RUN"
             )
         if multirun:
-            from mtrl_cli.cli.multirun import sweep
+            from mtrl_cli.cli.running.multirun import sweep
 
             raise typer.Exit(sweep(asked, teller, shown))
         raise typer.Exit(carry_out(asked, teller, shown))
@@ -178,8 +178,8 @@ def evaluate_policy(
     policy=NAME, policy=RUN@STEP or policy=URI names it; eval.games, eval.seed and eval.greedy say
     what is played. A second policy plays the same games, and both are compared game by game.
     """
-    from mtrl_cli.cli import evaluate
-    from mtrl_cli.cli.experiment import Asked, Shown
+    from mtrl_cli.cli.running import evaluate
+    from mtrl_cli.cli.running.experiment import Asked, Shown
 
     asked = Asked("eval", overrides or [], config_dir or [], groups=0)
     carry_out = evaluate.sweep_evaluations if multirun else evaluate.evaluate
@@ -214,7 +214,7 @@ def serve(
 
     Speaks the Tinker API, in the foreground, until Ctrl-C.
     """
-    from mtrl_cli.cli.serve import serve as run_server
+    from mtrl_cli.cli.commands.serve import serve as run_server
 
     with told_in_one_line(debug=debug):
         run_server(host, port, store, api_key_env, as_json)
@@ -230,7 +230,7 @@ def runs(
 
     A run whose process is gone is shown as lost.
     """
-    from mtrl_cli.cli.runs import show_runs
+    from mtrl_cli.cli.commands.runs import show_runs
 
     with told_in_one_line(debug=debug):
         raise typer.Exit(show_runs(runs_dir, as_json=as_json))
@@ -257,7 +257,7 @@ def cancel(
     A running one drains: issued work settles, what was learned is published and committed.
     Of a run that died, what it held is returned. Repeating is harmless.
     """
-    from mtrl_cli.cli.cancel import cancel_run
+    from mtrl_cli.cli.commands.cancel import cancel_run
     from mtrl_cli.runs.control import Ask
 
     ask = Ask.KILL if kill else Ask.STOP if now else Ask.DRAIN
@@ -281,7 +281,7 @@ def doctor(
     Packages, configuration, secrets, tokenizer and template; one environment, one sampled turn, the
     trainer against the sampler; what dead runs have left. Exit code 1 when something fails.
     """
-    from mtrl_cli.cli.doctor import consult
+    from mtrl_cli.cli.commands.doctor import consult
 
     with told_in_one_line(debug=debug) as teller:
         raise typer.Exit(
@@ -316,7 +316,7 @@ def e2b_emulator(
     Plays conf=blackjack_e2b without an account. Prints the environment variables that lead there,
     and serves until Ctrl-C.
     """
-    from mtrl_cli.cli.dev import e2b_emulator as run_emulator
+    from mtrl_cli.cli.commands.dev import e2b_emulator as run_emulator
 
     with told_in_one_line(debug=debug):
         run_emulator(port)
@@ -334,7 +334,7 @@ def verify(
     Tokens, groups, commits and training calls, against the rules that mtrl keeps. One line for
     each thing that is wrong, with file and line; exit code 1 if there is any.
     """
-    from mtrl_cli.cli.verify import verify_run
+    from mtrl_cli.cli.commands.verify import verify_run
 
     with told_in_one_line(debug=debug) as teller:
         raise typer.Exit(verify_run(run, runs_dir, teller, as_json=as_json))
@@ -368,7 +368,7 @@ def publish(
 
     The name is played with policy=NAME, and never stands for other weights.
     """
-    from mtrl_cli.cli.publish import publish_run, show_policies
+    from mtrl_cli.cli.commands.publish import publish_run, show_policies
 
     with told_in_one_line(debug=debug):
         if list_them:

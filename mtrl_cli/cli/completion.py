@@ -53,7 +53,7 @@ def _matching(word: str, candidates: Iterable[str]) -> Iterator[str]:
 
 
 def _candidates(word: str) -> Iterator[str]:
-    from mtrl_cli.config import places
+    from mtrl_cli.config.files import places
     from mtrl_cli.config.keys import choices_of, schema_keys
 
     given = [Path(folder).expanduser() for folder in _values_of("--config-dir")]

@@ -34,7 +34,7 @@ def show(
     Takes conf=NAME, GROUP=OPTION and KEY=VALUE as mtrl train does. A section or a key alone
     (train, train.steps) shows only that. Secrets are masked.
     """
-    from mtrl_cli.cli.config_show import show_config
+    from mtrl_cli.cli.commands.config_show import show_config
 
     with told_in_one_line(debug=debug) as teller:
         if as_json and as_yaml:
@@ -48,7 +48,7 @@ def show(
 @config.command("list")
 def list_all(as_json: AsJson = False, config_dir: ConfigDirs = None, debug: Debug = False) -> None:
     """List the experiments, and the config groups with their options."""
-    from mtrl_cli.cli.config_show import list_config
+    from mtrl_cli.cli.commands.config_show import list_config
 
     with told_in_one_line(debug=debug):
         raise typer.Exit(list_config(config_dir or [], as_json=as_json))

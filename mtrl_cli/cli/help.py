@@ -76,7 +76,7 @@ def _as_override(option: str, arguments: list[str]) -> str | None:
 
 
 def _listing(width: int) -> str:
-    from mtrl_cli.config import places
+    from mtrl_cli.config.files import places
 
     dirs = places.search_dirs()
     names = ", ".join(places.experiments(dirs))

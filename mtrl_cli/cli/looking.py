@@ -17,7 +17,7 @@ def show(
     Status, evaluation, parity, the commits that stand, what is quarantined or unknown, and how to
     resume, publish and play it.
     """
-    from mtrl_cli.cli.show import show_run
+    from mtrl_cli.cli.commands.show import show_run
 
     with told_in_one_line(debug=debug):
         raise typer.Exit(show_run(run, runs_dir, as_json=as_json))
@@ -28,7 +28,7 @@ def watch(run: Run, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> N
 
     Read-only, from its files; ends when the run ends. q or Ctrl-C leave the run alone.
     """
-    from mtrl_cli.cli.watch import watch_run
+    from mtrl_cli.cli.commands.watch import watch_run
 
     with told_in_one_line(debug=debug):
         raise typer.Exit(watch_run(run, runs_dir))

@@ -35,7 +35,7 @@ def report(
     Learning curve, evaluations, time, groups, and a browser of trajectories; several runs are
     compared. The file needs no network.
     """
-    from mtrl_cli.cli.report import report_runs
+    from mtrl_cli.cli.commands.report import report_runs
 
     with told_in_one_line(debug=debug):
         raise typer.Exit(report_runs(run, runs_dir, out, show=show))
@@ -77,7 +77,7 @@ def export(
     Tokens with mask, logprobs and advantages: as JSON lines, as Parquet, as the Datums that a
     training call sends, or to the TransferQueue of a distributed trainer.
     """
-    from mtrl_cli.cli.export import export_run, send_run
+    from mtrl_cli.cli.commands.export import export_run, send_run
 
     with told_in_one_line(debug=debug):
         if form == "transferqueue":
@@ -123,7 +123,7 @@ def store(
     Lists the snapshots by run, and which may go: what no commit stands for (void), the steps
     between the first and the last of finished runs (between), what no run here has made (unknown).
     """
-    from mtrl_cli.cli.store import show_store
+    from mtrl_cli.cli.commands.store import show_store
 
     with told_in_one_line(debug=debug):
         folders = runs_dir or [Path("runs")]

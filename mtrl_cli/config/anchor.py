@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.config import places
+from mtrl_cli.config.files import places
 from mtrl_cli.config.sources import Sources, value_at
 
 _STORE, _TOKENIZER, _FILES = "server.store", "server.tokenizer", "env.e2b.files"

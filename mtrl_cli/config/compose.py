@@ -24,9 +24,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from mtrl_cli.config import places
 from mtrl_cli.config.anchor import anchor
-from mtrl_cli.config.defaults import (
+from mtrl_cli.config.errors import ConfigError, key_of, together
+from mtrl_cli.config.files import places
+from mtrl_cli.config.files.defaults import (
     PRIMARY,
     missing_file,
     named_file,
@@ -34,11 +35,11 @@ from mtrl_cli.config.defaults import (
     without_hydras_own,
     without_self,
 )
-from mtrl_cli.config.errors import ConfigError, key_of, together
+from mtrl_cli.config.files.locate import locate
+from mtrl_cli.config.files.reading import first_line, read, yaml_error
+from mtrl_cli.config.files.shapes import shape_errors
 from mtrl_cli.config.keys import schema_keys
-from mtrl_cli.config.locate import locate
 from mtrl_cli.config.overrides import CheckedOverride, check_all, split_conf
-from mtrl_cli.config.reading import first_line, read, yaml_error
 from mtrl_cli.config.refusals import all_refused, refuse_dotted
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
@@ -49,7 +50,6 @@ from mtrl_cli.config.secrets import (
     redactor,
     secret_keys,
 )
-from mtrl_cli.config.shapes import shape_errors
 from mtrl_cli.config.sources import Sources, chain, value_at, wrong_shapes
 
 _BEYOND = 2**64

@@ -12,11 +12,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError, together
+from mtrl_cli.config.files import places
+from mtrl_cli.config.files.shapes import shape_error
 from mtrl_cli.config.keys import known, nearest, nearest_key
 from mtrl_cli.config.secrets import is_secret, masked_value, mentions_secret, without_user
-from mtrl_cli.config.shapes import shape_error
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from mtrl_cli.config import schema
 from mtrl_cli.config.keys import choices_of
-from mtrl_cli.config.validate import BOUNDS
+from mtrl_cli.config.rules.validate import BOUNDS
 
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 

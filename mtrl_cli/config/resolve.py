@@ -11,9 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.errors import ConfigError, key_of, together
 from mtrl_cli.config.refusals import schema_error
+from mtrl_cli.config.rules.validate import validate
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import MASK, leaves
-from mtrl_cli.config.validate import validate
 
 _WITHOUT = {
     "E2B_API_KEY": "; without an account, mtrl dev e2b-emulator serves an emulator and says what to"

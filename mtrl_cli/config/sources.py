@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
-from mtrl_cli.config.lines import written
+from mtrl_cli.config.files import places
+from mtrl_cli.config.files.lines import written
+from mtrl_cli.config.files.reading import read
+from mtrl_cli.config.files.shapes import shape_errors
 from mtrl_cli.config.overrides import CheckedOverride
-from mtrl_cli.config.reading import read
-from mtrl_cli.config.shapes import shape_errors
 
 Kind = Literal["override", "file", "default"]
 

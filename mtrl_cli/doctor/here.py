@@ -11,9 +11,9 @@ from mtrl_cli.assembly import RendererChat, chat_of, check_append_only, task_of
 from mtrl_cli.config.compose import Composed
 from mtrl_cli.config.errors import key_of
 from mtrl_cli.config.resolve import resolve
+from mtrl_cli.config.rules.validate import validate
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import SecretKey
-from mtrl_cli.config.validate import validate
 from mtrl_cli.doctor import machine
 from mtrl_cli.doctor.report import Found, Report, Speaker
 from mtrl_cli.rollout.ports import Task

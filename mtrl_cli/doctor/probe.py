@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mtrl_cli.config.capabilities import capabilities
+from mtrl_cli.config.rules.capabilities import capabilities
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.doctor.report import Speaker, Told
 from mtrl_cli.rollout.ports import Chat, RefusedTrajectory, SampleRequest, SamplingParams

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mtrl_cli.chat.errors import ChatConfigError
 from mtrl_cli.chat.tokenizer import tokenizer_file
-from mtrl_cli.config.places import looked_for
+from mtrl_cli.config.files.places import looked_for
 from mtrl_cli.config.schema import EnvKind, Experiment
 
 _FORM = "write module:Class or path.py:Class"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from mtrl_cli.config.sandboxes import sandbox_limits
+from mtrl_cli.config.rules.sandboxes import sandbox_limits
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment
 from mtrl_cli.envs.adapter import TaskAdapter
 from mtrl_cli.envs.e2b.backend import E2BFactory, Limits

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mtrl_cli.config.assumed import assumed
+from mtrl_cli.config.rules.assumed import assumed
 from mtrl_cli.config.schema import ServerConfig, ServerKind
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import store_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mtrl_cli.config.places import looked_for
+from mtrl_cli.config.files.places import looked_for
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.ports import Task
 

@@ -6,7 +6,7 @@ The plan is derived from the composed `Experiment` once; the loop reads nothing 
 from dataclasses import dataclass, fields, replace
 
 from mtrl_cli.config import schema as config
-from mtrl_cli.config.losses import loss_parameters
+from mtrl_cli.config.rules.losses import loss_parameters
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.rollout.admission import Budget, GroupAdmission
 from mtrl_cli.rollout.group import FailureRule

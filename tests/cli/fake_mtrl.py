@@ -13,7 +13,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from mtrl_cli.cli import blocked
+from mtrl_cli.cli.running import blocked
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.rollout.events import (
     BorrowChanged,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mtrl_cli.cli import blocked
+from mtrl_cli.cli.running import blocked
 from tests.cli.processes import FAKE, command, environment, mtrl, on_terminal
 
 HELD = re.compile(rf"nothing has moved for \d+ s: {re.escape(str(FAKE))}:\d+ in _holds_up holds up")

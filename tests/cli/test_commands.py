@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mtrl_cli.config.places import experiments, packaged_conf
+from mtrl_cli.config.files.places import experiments, packaged_conf
 from tests.cli.played import episode, rollout
 from tests.cli.processes import command, environment, mtrl, on_terminal
 

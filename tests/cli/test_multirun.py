@@ -8,7 +8,7 @@ from statistics import stdev
 
 import pytest
 
-from mtrl_cli.cli.comparison import Result, compare
+from mtrl_cli.cli.running.comparison import Result, compare
 from mtrl_cli.training.events import Evaluated, RunFinished
 from tests.cli.processes import Running, mtrl
 

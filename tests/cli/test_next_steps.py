@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mtrl_cli.cli.live_file import NAME
+from mtrl_cli.cli.running.live_file import NAME
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.snapshot import to_record
 from mtrl_cli.display.state import RunState

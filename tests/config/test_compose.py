@@ -54,7 +54,7 @@ def test_the_default_experiment_composes_in_an_empty_folder() -> None:
 
 def test_every_packaged_experiment_composes() -> None:
     composed = compose(None, [])
-    from mtrl_cli.config import places
+    from mtrl_cli.config.files import places
 
     for name in places.experiments(composed.dirs):
         assert compose(name, []).conf == name

@@ -15,11 +15,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtrl_cli.cli.experiment import Asked, show_plan
+from mtrl_cli.cli.running.experiment import Asked, show_plan
 from mtrl_cli.config import compose as composing
 from mtrl_cli.config.keys import schema_keys
 from mtrl_cli.config.overrides import check
-from mtrl_cli.config.validate import BOUNDS, EMBEDDED_WINDOW
+from mtrl_cli.config.rules.validate import BOUNDS, EMBEDDED_WINDOW
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.local.engine.types import Shape
 

@@ -8,8 +8,8 @@ import pytest
 
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.resolve import resolve
+from mtrl_cli.config.rules.validate import BOUNDS, validate
 from mtrl_cli.config.schema import Experiment, Loss
-from mtrl_cli.config.validate import BOUNDS, validate
 
 
 @pytest.fixture(scope="module")

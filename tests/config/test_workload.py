@@ -6,7 +6,7 @@ import pytest
 
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.resolve import resolve
-from mtrl_cli.config.workload import Begun, Workload, of_training
+from mtrl_cli.config.rules.workload import Begun, Workload, of_training
 
 SMALL = ("train.steps=10", "group.per_step=2", "group.size=4", "eval.games=5", "run.concurrency=50")
 EVERY_THIRD = ("eval.every=3", "eval.games_during=7")

@@ -34,7 +34,7 @@ _IMPORTED = (
     "renderers",
     "tokenizers",
     "mtrl_cli.assembly",
-    "mtrl_cli.cli.resume",
+    "mtrl_cli.cli.running.resume",
     "mtrl_cli.display.live",
     "mtrl_cli.testing.counted_env",
     "mtrl_cli.testing.counted_world",

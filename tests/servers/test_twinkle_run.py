@@ -13,7 +13,7 @@ from mtrl_cli.assembly import check_capabilities
 from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.config.compose import compose
 from mtrl_cli.config.resolve import resolve
-from mtrl_cli.config.validate import validate
+from mtrl_cli.config.rules.validate import validate
 from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.trajectories import read_trajectories
 from mtrl_cli.servers.twinkle.service import CAPABILITIES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mtrl_cli.config.places import looked_for
+from mtrl_cli.config.files.places import looked_for
 from mtrl_cli.errors import UsageError
 
 WORKER = "mtrl_worker.py"

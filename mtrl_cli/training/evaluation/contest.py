@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl_cli.config.assumed import assumed
+from mtrl_cli.config.rules.assumed import assumed
 from mtrl_cli.config.schema import Experiment, Snapshots
 from mtrl_cli.errors import UsageError
 from mtrl_cli.training.policies.choose import ChosenPolicy, choose_policy

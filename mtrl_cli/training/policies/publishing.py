@@ -22,9 +22,9 @@ from typing import Any
 
 from mtrl_cli import __version__
 from mtrl_cli.assembly import snapshot_store
-from mtrl_cli.config.assumed import assumed
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import resolve
+from mtrl_cli.config.rules.assumed import assumed
 from mtrl_cli.config.schema import Experiment, Snapshots
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.commits import Commit, History, read_history

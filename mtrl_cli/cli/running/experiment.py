@@ -13,14 +13,14 @@ from mtrl_cli.cli.failures import Teller
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.errors import ConfigError, together
 from mtrl_cli.config.resolve import refuse_invalid, resolve
+from mtrl_cli.config.rules.workload import FROM_THE_START, Begun
 from mtrl_cli.config.schema import Experiment
-from mtrl_cli.config.workload import FROM_THE_START, Begun
 from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless
 from mtrl_cli.runs.places import check_runs_dir
 
 if TYPE_CHECKING:
-    from mtrl_cli.cli.session import Output, Session, Work
+    from mtrl_cli.cli.running.session import Output, Session, Work
     from mtrl_cli.display.plan import DisplayPlan
 
 _OF_TRAINING = ("train.", "eval.", "audit.", "seed", "group.per_step")
@@ -57,7 +57,7 @@ class Shown:
         return claim_stdout() if self.as_json and not self.dry_run else None
 
     def output(self, *, goes_on: bool = False) -> "Output":
-        from mtrl_cli.cli.session import Output
+        from mtrl_cli.cli.running.session import Output
 
         return Output(self.quiet, self.events, goes_on)
 
@@ -75,7 +75,7 @@ def carry_out(asked: Asked, teller: Teller, shown: Shown) -> int:
     code = session.run(work)
     finished = session.state.finished
     if asked.show and finished is not None and finished.folder:
-        from mtrl_cli.cli.session import LINGER, leave_after
+        from mtrl_cli.cli.running.session import LINGER, leave_after
         from mtrl_cli.cli.trajectory import show_episodes
 
         show_episodes(Path(finished.folder), asked.show, teller.redact)
@@ -95,7 +95,7 @@ def planned(
     Raises:
         ConfigError: it could not.
     """
-    from mtrl_cli.cli import dry_run
+    from mtrl_cli.cli.running import dry_run
 
     experiment = resolve(composed, secrets=False)
     refuse_invalid(experiment, composed, training=asked.trains)
@@ -118,7 +118,7 @@ def show_plan(
     begun: Begun = FROM_THE_START,
 ) -> int:
     """Print what would happen, as `planned`; the exit code."""
-    from mtrl_cli.cli import dry_run
+    from mtrl_cli.cli.running import dry_run
 
     facts = planned(asked, composed, more, begun)
     screen, redact = Screen(sys.stdout), composed.redact
@@ -138,7 +138,7 @@ def prepared(
     asked: Asked, composed: Composed, teller: Teller, shown: Shown, *, goes_on: bool = False
 ) -> "tuple[Session, Work]":
     """A training or a rollout that is fit to be run, and what shows it."""
-    from mtrl_cli.cli.session import Session
+    from mtrl_cli.cli.running.session import Session
 
     experiment = resolve(composed)
     refuse_invalid(experiment, composed, training=asked.trains)

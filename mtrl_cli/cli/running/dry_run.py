@@ -10,14 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.config.assumed import assumed
-from mtrl_cli.config.capabilities import capabilities, declared
 from mtrl_cli.config.compose import Composed
-from mtrl_cli.config.places import shown
-from mtrl_cli.config.requirements import unmet
-from mtrl_cli.config.sandboxes import sandbox_need
-from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind
-from mtrl_cli.config.workload import (
+from mtrl_cli.config.files.places import shown
+from mtrl_cli.config.rules.assumed import assumed
+from mtrl_cli.config.rules.capabilities import capabilities, declared
+from mtrl_cli.config.rules.requirements import unmet
+from mtrl_cli.config.rules.sandboxes import sandbox_need
+from mtrl_cli.config.rules.workload import (
     FROM_THE_START,
     Begun,
     Workload,
@@ -25,6 +24,7 @@ from mtrl_cli.config.workload import (
     of_groups,
     of_training,
 )
+from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind
 from mtrl_cli.doctor.unseen import misleading_names
 
 CLOSING = "Dry run complete. To start it, remove --dry-run from your command."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.cli.failures import Teller
-from mtrl_cli.config import places
+from mtrl_cli.config.files import places
 from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import harmless, table
 from mtrl_cli.errors import UsageError

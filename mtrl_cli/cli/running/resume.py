@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.cli.experiment import Asked, Shown, display_plan, show_plan
 from mtrl_cli.cli.failures import Teller
-from mtrl_cli.config.assumed import assumed
+from mtrl_cli.cli.running.experiment import Asked, Shown, display_plan, show_plan
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.differences import Difference, differences, evaluates_anew
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.overrides import split_conf
 from mtrl_cli.config.resolve import refuse_invalid, resolve
+from mtrl_cli.config.rules.assumed import assumed
+from mtrl_cli.config.rules.workload import Begun
 from mtrl_cli.config.schema import Experiment, Snapshots
-from mtrl_cli.config.workload import Begun
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless, run_tail
 from mtrl_cli.errors import MtrlError, UsageError
@@ -71,7 +71,7 @@ def resume_run(resume: Resume, teller: Teller, shown: Shown) -> int:
     if now.yaml != before.yaml:
         config = NewConfig(now.yaml, evaluates_anew(changed))
 
-    from mtrl_cli.cli.session import Session
+    from mtrl_cli.cli.running.session import Session
     from mtrl_cli.training import run as training
 
     session = Session(

@@ -8,8 +8,8 @@ neither is told with the file or the name that was probably meant.
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.files import places
 from mtrl_cli.config.keys import nearest
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mtrl_cli.config.assumed import assumed, is_known
+from mtrl_cli.config.rules.assumed import assumed, is_known
 from mtrl_cli.config.schema import Experiment, Loss, LossReduction, ServerKind, Snapshots
 
 Source = Literal["known", "configured", "assumed", "found"]

@@ -21,7 +21,7 @@ gap (``???``), the root."""
 
 def packaged_conf() -> Path:
     """The files that come with mtrl: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
+    package = Path(__file__).resolve().parents[2]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrl_cli.cli.report import say_where_it_stands
+from mtrl_cli.cli.commands.report import say_where_it_stands
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 from mtrl_cli.errors import UsageError

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from mtrl_cli.cli.live_file import restored
-from mtrl_cli.cli.show import show_run
-from mtrl_cli.cli.signals import INTERRUPTED, give_terminal_back, leave, suspend
+from mtrl_cli.cli.commands.show import show_run
+from mtrl_cli.cli.running.live_file import restored
+from mtrl_cli.cli.running.signals import INTERRUPTED, give_terminal_back, leave, suspend
 from mtrl_cli.display.keyboard import KEYBOARD
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.presenter import Presenter, presenter

@@ -11,10 +11,10 @@ from typing import Any
 
 from hydra.errors import MissingConfigException
 
-from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.config.files import places
+from mtrl_cli.config.files.lines import Written, written
 from mtrl_cli.config.keys import nearest
-from mtrl_cli.config.lines import Written, written
 
 PRIMARY = "mtrl_experiment"
 """Under this name the experiment's file is handed to Hydra; no file of a user is called so."""

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.cli.live_file import restored
-from mtrl_cli.cli.next_steps import next_steps, settling
+from mtrl_cli.cli.commands.next_steps import next_steps, settling
+from mtrl_cli.cli.running.live_file import restored
 from mtrl_cli.display.lines import doing, evaluation_name, games_of
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.state import RunState

@@ -5,8 +5,8 @@ The plans' figures are those of https://e2b.dev/docs/sandbox/rate-limits (August
 
 from dataclasses import dataclass
 
+from mtrl_cli.config.rules.workload import Workload, environments
 from mtrl_cli.config.schema import E2BConfig, E2BPlan, Experiment
-from mtrl_cli.config.workload import Workload, environments
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,16 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mtrl_cli.cli.experiment import Asked, Shown, display_plan, planned, show_plan
 from mtrl_cli.cli.failures import Teller
+from mtrl_cli.cli.running.experiment import Asked, Shown, display_plan, planned, show_plan
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.resolve import refuse_invalid, resolve
-from mtrl_cli.config.workload import of_games
+from mtrl_cli.config.rules.workload import of_games
 from mtrl_cli.runs.places import check_runs_dir
 from mtrl_cli.training.evaluation.contest import choose_contest
 
 if TYPE_CHECKING:
-    from mtrl_cli.cli.session import Session, Work
+    from mtrl_cli.cli.running.session import Session, Work
 
 
 def evaluate(asked: Asked, against: str | None, teller: Teller, shown: Shown) -> int:
@@ -40,7 +40,7 @@ def prepared_evaluation(
     check_runs_dir(experiment.run.dir)
     contest = choose_contest(experiment, against)
 
-    from mtrl_cli.cli.session import Session
+    from mtrl_cli.cli.running.session import Session
     from mtrl_cli.training.evaluating import evaluate_policy
 
     session = Session(
@@ -57,7 +57,7 @@ def prepared_evaluation(
 
 def sweep_evaluations(asked: Asked, against: str | None, teller: Teller, shown: Shown) -> int:
     """Evaluate every combination of values; the exit code."""
-    from mtrl_cli.cli.multirun import sweep
+    from mtrl_cli.cli.running.multirun import sweep
 
     def prepare(
         asked: Asked, composed: Composed, teller: Teller, shown: Shown, *, goes_on: bool
@@ -72,7 +72,7 @@ def sweep_evaluations(asked: Asked, against: str | None, teller: Teller, shown: 
 
 def _facts(composed: Composed, against: str | None) -> dict[str, Any]:
     """What a dry run says of it, beside what it says of every run."""
-    from mtrl_cli.cli.dry_run import environment, sandboxes
+    from mtrl_cli.cli.running.dry_run import environment, sandboxes
 
     experiment = resolve(composed, secrets=False)
     contest = choose_contest(experiment, against)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from mtrl_cli.config.assumed import EMBEDDED_WINDOW
-from mtrl_cli.config.losses import loss_problems
-from mtrl_cli.config.sandboxes import sandbox_limits
+from mtrl_cli.config.rules.assumed import EMBEDDED_WINDOW
+from mtrl_cli.config.rules.losses import loss_problems
+from mtrl_cli.config.rules.sandboxes import sandbox_limits
 from mtrl_cli.config.schema import EnvConfig, EnvKind, Experiment, ServerKind, Snapshots
 
 FILTERED_LOGPROBS: frozenset[ServerKind] = frozenset()

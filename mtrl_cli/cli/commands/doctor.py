@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mtrl_cli.cli.failures import Teller
-from mtrl_cli.cli.session import LINGER, leave_after
-from mtrl_cli.cli.signals import INTERRUPTED, Signals
+from mtrl_cli.cli.running.session import LINGER, leave_after
+from mtrl_cli.cli.running.signals import INTERRUPTED, Signals
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.display.terminal import Screen, claim_stdout
 from mtrl_cli.display.text import harmless

@@ -14,9 +14,9 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mtrl_cli.cli.comparison import Result, compare, compare_as_event
-from mtrl_cli.cli.experiment import Asked, Shown, planned, prepared
 from mtrl_cli.cli.failures import FAILED, Teller
+from mtrl_cli.cli.running.comparison import Result, compare, compare_as_event
+from mtrl_cli.cli.running.experiment import Asked, Shown, planned, prepared
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.resolve import refuse_invalid, resolve
@@ -26,7 +26,7 @@ from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
 
 if TYPE_CHECKING:
-    from mtrl_cli.cli.session import Session, Work
+    from mtrl_cli.cli.running.session import Session, Work
     from mtrl_cli.display.state import RunState
 
 QUARANTINED = 5

@@ -10,10 +10,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
-from mtrl_cli.cli.blocked import LoopWatch
 from mtrl_cli.cli.failures import FAILED, Teller, innermost
-from mtrl_cli.cli.live_file import LiveFile
-from mtrl_cli.cli.signals import INTERRUPTED, Signals
+from mtrl_cli.cli.running.blocked import LoopWatch
+from mtrl_cli.cli.running.live_file import LiveFile
+from mtrl_cli.cli.running.signals import INTERRUPTED, Signals
 from mtrl_cli.display import lines
 from mtrl_cli.display.events import Failed
 from mtrl_cli.display.keyboard import KEYBOARD

@@ -19,7 +19,7 @@ PATIENCE = 10.0
 _LOOK_EVERY = 1.0
 _STDLIB = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-_OWN = str(Path(__file__).resolve().parents[1])
+_OWN = str(Path(__file__).resolve().parents[2])
 
 
 class LoopWatch:

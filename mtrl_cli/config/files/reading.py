@@ -8,9 +8,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException, UnsupportedValueType
 from omegaconf.grammar_parser import parse
 
-from mtrl_cli.config import places
 from mtrl_cli.config.errors import ConfigError
-from mtrl_cli.config.lines import holds_itself, tagged, written
+from mtrl_cli.config.files import places
+from mtrl_cli.config.files.lines import holds_itself, tagged, written
 
 
 def read(file: Path) -> Any:

@@ -1,0 +1,1 @@
+"""What each of the other commands does, behind its arguments."""

@@ -1,0 +1,1 @@
+"""The commands that carry out a run: from arguments to an experiment, its screen, its signals."""

@@ -1,0 +1,1 @@
+"""Where YAML files are, and what stands in them, before anything is composed."""

@@ -1,0 +1,1 @@
+"""What types cannot say: ranges, rules across keys, what a service must be able to do."""
