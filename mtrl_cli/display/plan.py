@@ -21,7 +21,7 @@ class DisplayPlan:
     keep_groups: bool = False
     """Keep finished groups for a table at the end (``mtrl rollout``)."""
     readable: bool = False
-    """Their trajectories are written, and how to read one is told at the end."""
+    """How to read one of its trajectories is told at the end."""
     total_groups: int | None = None
     """Groups that will be played, where that is all that happens (``mtrl rollout``)."""
     policies: int = 0

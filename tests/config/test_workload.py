@@ -22,6 +22,7 @@ EVERY_THIRD = ("eval.every=3", "eval.games_during=7")
         (("train.steps=2", "train.max_policy_lag=2"), Begun(), Workload(16, 16, 10, 5)),
         # after steps 3, 6 and 9; beside them two steps' groups are in flight with a lag of 2
         (EVERY_THIRD, Begun(), Workload(80, 8, 31, 7)),
+        ((*EVERY_THIRD, "eval.games=0"), Begun(), Workload(80, 8, 21, 7)),
         ((*EVERY_THIRD, "train.max_policy_lag=2"), Begun(), Workload(80, 24, 31, 23)),
         ((*EVERY_THIRD, "train.steps=9"), Begun(), Workload(72, 8, 24, 7)),
         # resumed after step 6: steps 7 to 10, the games after step 9 and after training

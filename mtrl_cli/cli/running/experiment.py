@@ -173,7 +173,7 @@ def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "Di
         concurrency=experiment.run.concurrency,
         drain_timeout=experiment.run.drain_timeout,
         keep_groups=asked.command == "rollout",
-        readable=asked.command == "rollout" and experiment.run.trajectories,
+        readable=asked.command == "rollout",
         total_groups=asked.groups,
         policies=policies,
         groups_per_step=experiment.group.per_step if asked.trains else 0,

@@ -49,7 +49,7 @@ def of_training(experiment: Experiment, begun: Begun = FROM_THE_START) -> Worklo
     trained = min((train.max_policy_lag + 1) * step, steps * step)
     ends = evaluation.games * (1 if begun.evaluated else 2)
     during = 0
-    if evaluation.games and evaluation.every:
+    if evaluation.every:
         due = max((train.steps - 1) // evaluation.every - begun.step // evaluation.every, 0)
         during = (due + begun.cut_off) * evaluation.games_during
     beside = trained - step if trained > step else 0
