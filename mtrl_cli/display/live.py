@@ -185,7 +185,7 @@ class LivePresenter:
         (drawn, before), width = self._shown, self._console.width
         if width == before.width:
             return
-        options = self._console.options.update_dimensions(before.width, before.height)
+        options = self._console.options.update_width(before.width)
         lines = self._console.render_lines(drawn, options, pad=False)[: before.height]
         rows = sum(max(-(-Segment.get_line_length(line) // width), 1) for line in lines)
         up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))

@@ -88,9 +88,16 @@ def start(tmux: Tmux, kind: str) -> None:
 
 
 def test_resize_and_suspension_leave_the_terminal_sane(tmux: Tmux) -> None:
+    tmux.type("for n in 1 2 3 4; do echo line-$n; done", "Enter")
+    tmux.until(tmux.shows("line-4"))
     start(tmux, "stop")
     assert not tmux.cursor
     tmux.type("xyzzy", "Enter", "Enter")
+    tmux("resize-window", "-x", "101", "-y", "24")
+    tmux.until(lambda: any(len(line) == 101 for line in tmux.screen))
+    assert [line for line in tmux.past.split() if line.startswith("line-")][-4:] == [
+        f"line-{n}" for n in range(1, 5)
+    ]
 
     tmux("resize-window", "-x", "70", "-y", "20")
     tmux.until(lambda: sum("mtrl train blackjack" in line for line in tmux.screen) >= 1)
