@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -135,6 +136,21 @@ def _announce(place: Place, settings: Settings, shape: Shape, listener: socket.s
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
     warning = "" if place.api_key or host in ("127.0.0.1", "::1") else " WITHOUT A KEY"
-    sys.stderr.write(
-        f"mtrl serve: {settings.base_model} on {url}{warning}, store {settings.store}\n"
-    )
+    told = [f"mtrl serve: {settings.base_model} on {url}{warning}, store {settings.store}"]
+    if place.parent_pid is None and sys.stderr.isatty():
+        told += ["In another shell, to train on it:", _used_by(place, settings, host, port)]
+        told.append("Ctrl-C ends it.")
+    sys.stderr.write("\n".join(told) + "\n")
+
+
+def _used_by(place: Place, settings: Settings, host: str, port: int) -> str:
+    """The command that trains on this server, for a shell of this machine."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    # Brackets are a pattern to the shell and a list to the overrides' grammar.
+    base_url = f"server.base_url=http://{reached}:{port}"
+    if ":" in reached:
+        base_url = f"'server.base_url=\"http://[{reached}]:{port}\"'"
+    key = "MTRL_API_KEY=KEY " if place.api_key else ""
+    name = settings.base_model
+    model = "" if name == Settings.base_model else f" server.base_model={shlex.quote(name)}"
+    return f"{key}mtrl train {base_url}{model}"

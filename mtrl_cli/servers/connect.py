@@ -8,6 +8,7 @@ from mtrl_cli.errors import UsageError
 from mtrl_cli.runs.places import store_of
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities, TrainingService
+from mtrl_cli.servers.keys import EMBEDDED_KEY
 from mtrl_cli.servers.launch import EmbeddedServer
 from mtrl_cli.servers.tinker.formats import Formats
 from mtrl_cli.servers.tinker.service import TinkerService
@@ -50,7 +51,7 @@ def service_for(config: ServerConfig, embedded: EmbeddedServer | None = None) ->
         connections=config.connections,
         sample_timeout=config.sample_timeout,
         training_timeout=config.training_timeout,
-        key_variable="MTRL_API_KEY" if local else "TINKER_API_KEY",
+        key_variable=EMBEDDED_KEY if local else "TINKER_API_KEY",
         formats=Formats.of(config.codec.value, assumed(config).format),
         wide=local,
         gone=embedded.ended if embedded is not None else None,

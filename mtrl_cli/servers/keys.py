@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 
 from mtrl_cli.servers.errors import without_secret
 
+EMBEDDED_KEY = "MTRL_API_KEY"
+"""The variable that holds the key to an embedded server."""
 HEADER = "X-API-Key"
 
 Exchange = Callable[[], Awaitable[str]]

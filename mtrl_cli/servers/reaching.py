@@ -24,12 +24,14 @@ async def reach(
     *,
     seconds: float,
     headers: Mapping[str, str] | None = None,
+    start: str = "start it",
 ) -> Reply | Verdict:
     """The reply, where it is 200 or 404; else the verdict on the last attempt.
 
     Args:
         judge: of a reply with another status.
         seconds: the budget, repetitions included.
+        start: what to do where no server answers.
 
     Raises:
         ServerError: no server answers.
@@ -43,7 +45,7 @@ async def reach(
                 return error.verdict
             raise ServerError(
                 f"no training server answers at {transport.address.url} ({error}): "
-                "start it, or correct server.base_url"
+                f"{start}, or correct server.base_url"
             ) from None
         if reply.status in (200, 404):
             return reply

@@ -283,8 +283,11 @@ def test_serve_on_a_terminal_is_for_people(tmp_path: Path) -> None:
     started = command("serve", "--port", "0", "--store", str(store))
     ctrl_c = [(0.0, b"\x03")]
     code, told = on_terminal(started, cwd=tmp_path, environ=environment(), keys=ctrl_c)
-    first, *_, last = told.splitlines()
+    first, _, used, ends, *_, last = told.splitlines()
     assert re.fullmatch(rf"mtrl serve: mtrl-tiny on http://127.0.0.1:\d+, store {store}", first)
+    url = first.partition(" on ")[2].partition(",")[0]
+    assert used == f"mtrl train server.base_url={url}"
+    assert "Ctrl-C ends it." in ends
     assert (code, last) == (0, f"mtrl serve: stopped; 0 snapshots kept in {store}")
 
 

@@ -52,6 +52,11 @@ async def test_an_unreachable_server(connect, url):
         await connect(url)
 
 
+async def test_an_embedded_server_that_is_gone_is_told_with_its_command(connect):
+    with pytest.raises(ServerError, match=r"start it \(mtrl serve --port 9\), or correct"):
+        await connect("http://127.0.0.1:9", key_variable="MTRL_API_KEY")
+
+
 async def test_something_else_answers(connect):
     async with ScriptedPolicyServer() as server:
         server.faults.add("get_server_capabilities", faults.body("<html>hello</html>"))

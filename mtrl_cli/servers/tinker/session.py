@@ -10,10 +10,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict, one_line, picture
-from mtrl_cli.servers.keys import usable_token
+from mtrl_cli.servers.keys import EMBEDDED_KEY, usable_token
 from mtrl_cli.servers.reaching import check_offered, offered_models, reach
 from mtrl_cli.servers.tinker import codec
 from mtrl_cli.servers.tinker.formats import Formats
@@ -59,6 +59,14 @@ class Door:
     @property
     def _url(self) -> str:
         return self._transport.address.url
+
+    @property
+    def _start(self) -> str:
+        """How its server is started: the embedded one, for which alone there is this key, by us."""
+        if self._key_variable != EMBEDDED_KEY:
+            return "start it"
+        port = urlsplit(self._url).port
+        return "start it (mtrl serve" + (f" --port {port})" if port else ")")
 
     async def look(self, base_model: str) -> Offer:
         """Check the key and the base model; nothing is opened or changed.
@@ -169,6 +177,7 @@ class Door:
             path,
             body,
             seconds=_CONNECT_SECONDS,
+            start=self._start,
         )
         if isinstance(reply, Verdict):
             raise self._turned_away(reply)
