@@ -24,7 +24,9 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Where to; RUN's report.html without it."),
+        typer.Option(
+            "--out", metavar="FILE", help="Where to; else RUN's report.html, or a compare-….html."
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in a web browser.")] = False,
     runs_dir: RunsDir = Path("runs"),

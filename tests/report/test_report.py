@@ -282,6 +282,17 @@ def test_a_report_stands_in_the_run_s_folder_for_its_owner_alone(tmp_path: Path)
     assert (path / "report.html").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_comparison_leaves_the_first_run_s_own_report_alone(tmp_path: Path) -> None:
+    path, other = make_run(tmp_path), RUN.replace("beef", "cafe")
+    make_run(tmp_path, run=other)
+    for asked in ([RUN], ["beef", "cafe"], ["cafe", "beef", RUN]):
+        done = CliRunner().invoke(app, ["report", *asked, "--runs-dir", str(tmp_path)])
+        assert done.exit_code == 0
+    assert other not in (path / "report.html").read_text()
+    assert other in (path / "compare-beef-cafe.html").read_text()
+    assert (tmp_path / other / "compare-cafe-beef.html").is_file()
+
+
 def test_what_cannot_be_reported_is_told_in_one_line(tmp_path: Path) -> None:
     path = make_run(tmp_path)
 
@@ -307,7 +318,7 @@ def test_what_cannot_be_reported_is_told_in_one_line(tmp_path: Path) -> None:
     assert text.startswith("warning: left out: ")
     assert f"mtrl verify {RUN}" in text
     assert len(text.splitlines()) == 1
-    page = (tmp_path / other / "report.html").read_text()
+    page = (tmp_path / other / "compare-beef-cafe.html").read_text()
     assert "<h1>blackjack</h1>" in page
     assert RUN not in page
 

@@ -1,19 +1,24 @@
 """``mtrl report``: runs as one HTML file."""
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mtrl_cli.display.terminal import Screen
-from mtrl_cli.display.text import harmless
+from mtrl_cli.display.text import harmless, run_tail
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.registry import RunRecord, find_run
+
+_LONGEST = 60
+"""Characters of the runs' names in the name of a file."""
 
 
 def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: bool) -> int:
     """Write the report of the runs that ``asked`` names; the exit code.
 
-    Without ``out`` it is ``report.html`` in the folder of the first run.
+    Without ``out`` it is ``report.html`` in the run's folder; of several runs it has a name of its
+    own, `_compared`, in the folder of the first one, whose own report it leaves alone.
 
     Raises:
         NoSuchRun: one of them is not there.
@@ -36,7 +41,7 @@ def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: boo
             damaged.append(error)
     if not read:
         raise damaged[0]
-    path = out or read[0].record.path / "report.html"
+    path = out or read[0].record.path / ("report.html" if len(found) == 1 else _compared(found))
     chosen = [chosen_episodes(facts, 1 / len(read)) for facts in read]
     write_private(path, page(read, chosen))
     lacks = [line for facts, one in zip(read, chosen, strict=True) for line in lacking(facts, one)]
@@ -50,6 +55,15 @@ def report_runs(asked: Sequence[str], runs: Path, out: Path | None, *, show: boo
 
         webbrowser.open(path.resolve().as_uri())
     return 0
+
+
+def _compared(runs: Sequence[RunRecord]) -> str:
+    """The name of the report of several runs: the same for the same ones alone."""
+    named = "-".join(run_tail(run.id) for run in runs)
+    if len(named) > _LONGEST:
+        digest = hashlib.sha256("\n".join(run.id for run in runs).encode()).hexdigest()
+        named = f"{len(runs)}-runs-{digest[:8]}"
+    return f"compare-{named}.html"
 
 
 def say_where_it_stands(run: RunRecord) -> None:
