@@ -67,8 +67,10 @@ def test_ctrl_c_settles_the_running_one_and_starts_none(tmp_path: Path) -> None:
     code, out, err = run.end()
     assert code == 130
     assert "run 2/3" not in out
-    assert out.splitlines()[-1] == "2 not begun"
-    assert out.splitlines()[-2].split()[:2] == ["1", "cancelled"]
+    row, left, rest = out.splitlines()[-3:]
+    assert row.split()[:2] == ["1", "cancelled"]
+    assert left == "not begun: seed=2; seed=3"
+    assert rest == "to run the rest, type the command again with seed=2,3"
     assert "READY" not in err
 
 

@@ -1,5 +1,6 @@
 """What a sweep says at its end: its runs side by side, and the means over their seeds."""
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _HEADS = ("status", "steps", "reward", "before", "after", "against", "time", "run")
 _SEED = "seed"
+_NAMED = 12
+"""Runs that did not begin that are told by name."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,19 @@ class Result:
         return self.finished.status if self.finished else "failed"
 
 
-def compare(results: Sequence[Result], left: int, redact: Redact) -> None:
-    """Show the comparison; ``left`` runs were not begun."""
+Varied = Mapping[str, str]
+"""What a run of a sweep has of its own: values by key."""
+
+
+def compare(results: Sequence[Result], left: Sequence[Varied], redact: Redact) -> None:
+    """Show the comparison; ``left``: the runs that were not begun."""
     screen = Screen(sys.stdout)
     screen.line()
     told = (*table(list(_rows(results))), *_columns(results), *_over_seeds(results))
     for line in (*told, *_report(results)):
         screen.line(harmless(redact(line)))
-    if left:
-        screen.line(f"{left} not begun")
+    for line in _not_begun(left):
+        screen.prose(redact(line))
 
 
 def compare_as_event(results: Sequence[Result], left: int, redact: Redact, to: TextIO) -> None:
@@ -55,6 +62,24 @@ def compare_as_event(results: Sequence[Result], left: int, redact: Redact, to: T
 
     facts = {"runs": [_object(result) for result in results], "not_begun": left}
     Screen(to).line(event_line("multirun_finished", facts, time.time(), redact))
+
+
+def _not_begun(left: Sequence[Varied]) -> Iterator[str]:
+    """Which runs a signal has kept from beginning, and how they are run after all."""
+    if not left:
+        return
+    more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+    yield harmless(f"not begun: {'; '.join(map(named, left[:_NAMED]))}{more}")
+    keys = list(left[0])
+    if len(keys) == 1:
+        values = ",".join(varied[keys[0]] for varied in left)
+        given = shlex.quote(f"{keys[0]}={values}")
+        yield harmless(f"to run the rest, type the command again with {given}")
+
+
+def named(varied: Varied) -> str:
+    """A run of a sweep in words: ``seed=1 group.size=8``."""
+    return " ".join(f"{key}={value}" for key, value in varied.items()) or "as configured"
 
 
 def _rows(results: Sequence[Result]) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from mtrl_cli.cli.failures import FAILED, Teller
-from mtrl_cli.cli.running.comparison import Result, compare, compare_as_event
+from mtrl_cli.cli.running.comparison import Result, compare, compare_as_event, named
 from mtrl_cli.cli.running.experiment import Asked, Shown, planned, prepared
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.errors import ConfigError
@@ -60,7 +60,7 @@ def sweep(
         refuse_invalid(experiment, composed, training=asked.trains)
         if (first := seen.setdefault(repr(composed.container), varied)) is not varied:
             raise ConfigError(
-                f"two runs of the sweep are the same: {_named(first)} and {_named(varied)}",
+                f"two runs of the sweep are the same: {named(first)} and {named(varied)}",
                 hint="take one out: it would count twice in the mean and its standard error",
             )
         runs.append((varied, one, composed))
@@ -72,16 +72,16 @@ def sweep(
             if signalled:
                 break
             teller.concerns(composed)
-            _say(shown, f"run {number}/{len(runs)}: {_named(varied)}")
+            _say(shown, f"run {number}/{len(runs)}: {named(varied)}")
             result, stopped = _run(varied, one, composed, teller, shown, prepare)
             results.append(result)
             if stopped:
                 signalled.append(result.code - 128)
-    left = len(runs) - len(results)
+    left = [varied for varied, _, _ in runs[len(results) :]]
     if shown.events is None:
         compare(results, left, teller.redact)
     else:
-        compare_as_event(results, left, teller.redact, shown.events)
+        compare_as_event(results, len(left), teller.redact, shown.events)
     return _code(results, signalled)
 
 
@@ -152,7 +152,7 @@ def _show_plans(
         return 0
     for number, ((varied, facts), (_, _, composed)) in enumerate(zip(plans, runs, strict=True), 1):
         episodes = f"{facts['trajectories']:,} episodes"
-        told = f"run {number}/{len(runs)}: {_named(varied)}, {episodes}"
+        told = f"run {number}/{len(runs)}: {named(varied)}, {episodes}"
         screen.prose(harmless(composed.redact(told)))
     screen.line()
     screen.line("Dry run complete. To start them, remove --dry-run from your command.")
@@ -162,7 +162,3 @@ def _show_plans(
 def _say(shown: Shown, text: str) -> None:
     if not shown.quiet:
         Screen(sys.stderr if shown.as_json else sys.stdout).line(harmless(text))
-
-
-def _named(varied: Mapping[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in varied.items()) or "as configured"
