@@ -19,8 +19,8 @@ any other 5xx                                   unknown            unknown
 ==============================================  =================  ==========================
 
 A 503 says that it refuses when it carries ``Retry-After``, or when its JSON body says that the
-server is busy, full or starting. A bare 503 may come from a gateway that had already handed the
-request on.
+server is busy or starting, or that its queue is full. Any other one may come from a gateway that
+had already handed the request on.
 
 A 402 is the server's word that the account may not go on until a bill is settled. It is waited
 for like a 429, within the call's budget and no longer, and says what it is.
@@ -133,26 +133,25 @@ def judge_reply(
     if status == 402:
         says = f"the account is paused until its bill is settled ({says})"
         wait = _BILLING_PAUSE if wait is None else wait
-    return Verdict(_outcome(status, words, wait, training), says, status, wait)
+    refuses = body.lstrip()[:1] == b"{" and _REFUSAL.search(words) is not None
+    return Verdict(_outcome(status, refuses, wait, training), says, status, wait)
 
 
-def _outcome(status: int, words: str, wait: float | None, training: bool) -> Outcome:
+def _outcome(status: int, refuses: bool, wait: float | None, training: bool) -> Outcome:
     if status in (402, 429):
         return "transient"
-    if status == 408:
-        return "unknown" if training else "transient"
-    if status == 409:
-        return "permanent" if training else "transient"
-    if status == 503 and (wait is not None or _REFUSAL.search(words)):
+    if status in (408, 409) and not training:
         return "transient"
-    if status >= 500 or status < 300:
+    if status == 503 and (wait is not None or refuses):
+        return "transient"
+    if status == 408 or status >= 500 or status < 300:
         return "unknown"
     return "permanent"
 
 
 _REFUSAL = re.compile(
-    r"\b(busy|overload|capacity|starting|loading|not ready|draining|shutting down|queue is full"
-    r"|try again|retry)",
+    r"\b(busy|overload|capacity|starting|loading|not ready|draining|shutting down|full queue"
+    r"|queue\b[^.;]{0,40}\bfull\b|too many requests|rate.?limit|throttl|try again|retry)",
     re.IGNORECASE,
 )
 
