@@ -40,6 +40,10 @@ LossReduction = Literal["sum", "datum_mean", "call_mean"]
   optimizer step (Twinkle, whose client undoes the averages within a call).
 """
 
+RETURN_SECONDS = 20.0
+"""What gives back what a server holds is sent for so long, where that is away or refuses for now:
+who waits for it wants to leave."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -219,7 +223,10 @@ class TrainingService(Protocol):
 
     def load_state(self, model: str, seq: int, uri: str) -> Call[None]: ...
 
-    def unload_model(self, model: str) -> Call[None]: ...
+    def unload_model(self, model: str) -> Call[None]:
+        """Give the model back. Its execution is refused, or unknown, where the server has not
+        taken it within `RETURN_SECONDS`."""
+        ...
 
     def stop_waiting(self) -> None:
         """The run ends: from now on a training call that the server lets nobody send, or that is

@@ -9,8 +9,8 @@ sent: one that is cancelled or turned down before that leaves no gap. ``refused`
 call surely was not executed, ``unknown`` that it may have been; both end the run's attempt here,
 and nothing is sent again by itself.
 
-A publish or a save of state whose reply is lost is looked up by its name in the server's list of
-checkpoints, where the server has one, before it counts as unknown.
+A publish or a save of state whose reply is lost, or that is given up after a stop, is looked up by
+its name in the server's list of checkpoints, where the server has one, before it counts as unknown.
 
 A call in flight is awaited also when the caller is cancelled, for `PATIENCE` seconds more: its
 effect cannot be taken back, so its outcome should be known. What has no outcome by then is given
@@ -31,6 +31,7 @@ from mtrl_cli.rollout.settle import finish
 from mtrl_cli.runs.ledger import Ledger
 from mtrl_cli.servers.errors import Refused, Unknown
 from mtrl_cli.servers.interface import (
+    RETURN_SECONDS,
     AdamSpec,
     Call,
     Datum,
@@ -45,12 +46,13 @@ T = TypeVar("T")
 PATIENCE = 8.0
 """Seconds that a call in flight may go on after a stop."""
 
+_SLACK = 2.0
 
 _SAVES = ("publish", "save_state")
 _TELLING = ("grad", "norm", "loss")
 """In the names of figures that a usable optimizer step has finite."""
-_LOOKS = (0.0, 1.0, 2.0)
-"""Seconds before each look at the server's checkpoints."""
+_LOOKS, _LAST_LOOK = (0.0, 1.0, 2.0), (0.0,)
+"""Seconds before each look at the server's checkpoints; the second for a call that is given up."""
 
 
 class TrainingError(MtrlError):
@@ -179,10 +181,11 @@ class Operations:
                 self._service.gone is None and isinstance(error, Unknown | asyncio.CancelledError)
             ),
             unwanted=lambda key: self._service.stop_waiting(),
+            patience=RETURN_SECONDS + _SLACK,  # one that is not taken says so by itself
         )
 
     async def _run(
-        self, build: Callable[[int], Call[T]], *, aside: bool = False, patience: float = PATIENCE
+        self, build: Callable[[int], Call[T]], *, aside: bool = False, patience: float | None = None
     ) -> T:
         """Build the call of the next sequence number and execute it.
 
@@ -196,6 +199,7 @@ class Operations:
             if call.seq is not None:
                 self._seq = seq
             work = self._execute(call)
+            patience = PATIENCE if patience is None else patience
             return await finish(work, patience, self._unheard, self._service.stop_waiting)
 
     def _unheard(self, error: BaseException) -> None:
@@ -231,17 +235,18 @@ class Operations:
         """The call's value, and whether it had to be looked up."""
         try:
             return await self._service.execute(call, accepted), False
-        except Unknown as error:
-            if call.kind not in _SAVES or error.failed:
+        except (Unknown, asyncio.CancelledError) as error:
+            if call.kind not in _SAVES or (isinstance(error, Unknown) and error.failed):
                 raise
-            saved = await self._looked_up(cast(Call[str], call))
+            looks = _LOOKS if isinstance(error, Unknown) else _LAST_LOOK
+            saved = await self._looked_up(cast(Call[str], call), looks)
             if saved is None:
                 raise
             return cast(T, saved), True
 
-    async def _looked_up(self, call: Call[str]) -> str | None:
+    async def _looked_up(self, call: Call[str], looks: Sequence[float]) -> str | None:
         """What a save has made; asked a few times, as it may be under way."""
-        for pause in _LOOKS:
+        for pause in looks:
             await asyncio.sleep(pause)
             if (saved := await self._service.find_saved(call)) is not None:
                 return saved

@@ -18,7 +18,7 @@ from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
 from mtrl_cli.training.operations import Operations, TrainingError
-from tests.servers.calls import ADAM, LOSS, SPEC, datum
+from tests.servers.calls import ADAM, ENDPOINTS, LOSS, SPEC, datum
 from tests.servers.test_strain import until
 
 
@@ -199,3 +199,53 @@ async def test_a_large_reply_is_read_in_pieces():
     ticker.cancel()
     assert answer == parse(body)
     assert longest < took / 2
+
+
+async def test_a_model_is_given_back_after_a_rate_limit_longer_than_a_scopes_patience(
+    world, tmp_path
+):
+    server, client, _, _ = world
+    resources = RolloutResources(patience=0.1)
+    with closing(Ledger(tmp_path / "second.jsonl")) as ledger:
+        operations = Operations(client, ledger, attempt=2, vocab=1000)
+        server.faults.add("unload_model", faults.status(429, {"detail": "slow"}, retry_after=0.3))
+        async with resources.scope("run") as scope:
+            await scope.borrow(operations.server_model(SPEC))
+    assert await resources.close() == ()
+    assert len(server.requests("unload_model")) == 2
+    assert server.applied("unload_model") == 1
+    states = [line["state"] for line in read_records(tmp_path / "second.jsonl")]
+    assert states[-3:] == ["intent", "accepted", "done"]
+
+
+async def test_one_that_lasts_longer_than_a_return_may_take_is_a_refusal_in_its_words(
+    world, tmp_path
+):
+    server, client, _, _ = world
+    resources = RolloutResources(patience=0.1)
+    with closing(Ledger(tmp_path / "second.jsonl")) as ledger:
+        operations = Operations(client, ledger, attempt=2, vocab=1000)
+        server.faults.add("unload_model", faults.status(429, {"detail": "slow"}, retry_after=25))
+        async with resources.scope("run") as scope:
+            await scope.borrow(operations.server_model(SPEC))
+    [left] = await resources.close()
+    assert "unload_model was not executed" in left.reason
+    assert "slow" in left.reason
+    states = [line["state"] for line in read_records(tmp_path / "second.jsonl")]
+    assert states[-2:] == ["intent", "refused"]
+
+
+@pytest.mark.parametrize("fault", [faults.drop_reply(), faults.hang()], ids=["lost", "hangs"])
+@pytest.mark.parametrize("kind", ["publish", "save_state"])
+async def test_a_save_that_is_given_up_after_a_stop_is_looked_up(world, monkeypatch, kind, fault):
+    server, _, operations, calls = world
+    monkeypatch.setattr("mtrl_cli.training.operations.PATIENCE", 0.3)
+    endpoint = ENDPOINTS[kind]
+    server.faults.add(endpoint, fault, times=-1)
+    saving = asyncio.create_task(getattr(operations, kind)("s"))
+    await until(lambda: server.applied(endpoint))
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    assert calls() == [(f"a1/{kind}/1", "intent"), (f"a1/{kind}/1", "done")]
+    assert server.applied(endpoint) == 1

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
-from mtrl_cli.servers.interface import Accepted, Call, Recalled
+from mtrl_cli.servers.interface import RETURN_SECONDS, Accepted, Call, Recalled
 from mtrl_cli.servers.promises import Category, Denied, Done, Failed, Lost, await_promise
 from mtrl_cli.servers.tinker.codec import MalformedReply, name_in, parse, parse_aside
 from mtrl_cli.servers.tinker.formats import UNREADABLE, Formats, Result
@@ -36,7 +36,6 @@ T = TypeVar("T")
 
 _ATTEMPTS = 8
 _SUBMIT_SECONDS = 120.0
-_RETURN_SECONDS = 20.0
 _GRADIENTS = ("forward_backward", "optim_step")
 _FOLDERS = {"publish": "sampler_weights", "save_state": "weights"}
 _LIST_SECONDS = 10.0
@@ -93,7 +92,7 @@ class Training:
 
     async def _submit(self, call: Call[Any]) -> str:
         # A server that is away gets less time for what would be given back to it.
-        seconds = min(self._seconds, _RETURN_SECONDS) if _returns(call) else self._seconds
+        seconds = min(self._seconds, RETURN_SECONDS) if _returns(call) else self._seconds
         budget = self._transport.budget(seconds, _ATTEMPTS)
         lost: str | None = None
         unread: Verdict | None = None

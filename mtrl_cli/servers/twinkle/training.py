@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mtrl_cli.servers.errors import Refused, ServerError, Unknown, one_line, picture
-from mtrl_cli.servers.interface import Call
+from mtrl_cli.servers.interface import RETURN_SECONDS, Call
 from mtrl_cli.servers.tinker.codec import MalformedReply, body_of, name_in
 from mtrl_cli.servers.twinkle.transport import Sender
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _SECOND = 1.05
 _SAVES = 3
-_UNLOAD_SECONDS = 20.0
+_UNLOAD_SECONDS = RETURN_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ async def publish(sender: Sender, model: str, save: Step, snapshots: Snapshots) 
 async def free(sender: Sender, model: str, unload: Step, accepted: Callable[[str], None]) -> None:
     """Free the adapter's slot, and wait until it is free. The server does not mind a second
     time, nor a name that it does not know."""
+    deadline = time.monotonic() + _UNLOAD_SECONDS
     reply = await sender.post(unload.kind, unload.path, unload.body, model, seconds=_UNLOAD_SECONDS)
     request = named(reply, "request_id", unload.kind)
     accepted(request)
     poll = body_of({"request_id": request, "allow_metadata_only": True})
-    deadline = time.monotonic() + _UNLOAD_SECONDS
     while (left := deadline - time.monotonic()) > 0:
         try:
             result = await sender.post(
