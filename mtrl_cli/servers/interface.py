@@ -171,6 +171,12 @@ class TrainingService(Protocol):
         ...
 
     @property
+    def closed_for(self) -> float:
+        """Seconds for which no training call can be sent, as the server lets nobody send, or the
+        one whose turn it is waits to be sent again; 0 where that is not so."""
+        ...
+
+    @property
     def gone(self) -> str | None:
         """How the server ended, and all it held in memory with it; None while nothing is known of
         an end."""

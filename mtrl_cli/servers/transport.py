@@ -16,7 +16,6 @@ call ends in a `Reply`, whatever its status, or in `NoReply`.
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from mtrl_cli.servers.address import no_cookies, proxy_for, unfollowed
 from mtrl_cli.servers.errors import Budget, Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.errors import NoReply as NoReply
 from mtrl_cli.servers.keys import HEADER, Keys
+from mtrl_cli.servers.limiter import Limiter
 from mtrl_cli.servers.strain import Strain, Trouble
 from mtrl_cli.servers.unpacking import gathered, unpacked
 
@@ -90,6 +90,7 @@ class Transport:
         self.limiter = Limiter()
         self.trouble = Trouble()
         self._ending = asyncio.Event()
+        self._pausing_until = 0.0
         self._connections = connections
         self._heads: dict[_Key, bytes] = {}
         self._pool: Pool | None = None
@@ -105,7 +106,7 @@ class Transport:
         self._ending.set()
 
     async def pause(self, seconds: float, *, anyway: bool = False) -> bool:
-        """Wait before what is sent again; False: the run ends, and it shall not be.
+        """Wait before a training call is sent again; False: the run ends, and it shall not be.
 
         Args:
             anyway: it shall be, whatever ends.
@@ -113,10 +114,20 @@ class Transport:
         if anyway:
             await asyncio.sleep(seconds)
             return True
+        self._pausing_until = time.monotonic() + seconds
+        return await self._unended(seconds)
+
+    async def _unended(self, seconds: float) -> bool:
+        """Wait so long, or until the run ends; False where it does."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ending.wait()
         return not self._ending.is_set()
+
+    @property
+    def closed_for(self) -> float:
+        """Seconds for which no training call can be sent; see `interface.TrainingService`."""
+        return max(self.limiter.left, self._pausing_until - time.monotonic(), 0.0)
 
     @property
     def strain(self) -> Strain:
@@ -266,7 +277,7 @@ class Transport:
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                if await self.limiter.wait(self.pause):
+                if await self.limiter.wait(self._unended):
                     return seconds - (time.monotonic() - began)
         says = f"the server lets nobody send now ({self.limiter.says})"
         raise NoReply(Verdict("transient", says, 429))
@@ -349,51 +360,3 @@ async def _whole(reply: "httpx.Response") -> bytes:
     if "content-encoding" not in reply.headers:
         return body
     return await asyncio.to_thread(unpacked, body, reply.headers, LARGEST_REPLY)
-
-
-_SPREAD = 0.2
-"""Of a pause: over so much of it those who waited start."""
-
-
-class Limiter:
-    """What a server's 429 or 402 means for everybody: nobody sends until it is over.
-
-    Those who waited start spread over a fraction of the pause, not all in one moment.
-    """
-
-    def __init__(self) -> None:
-        self._until = 0.0
-        self._pause = 0.0
-        self.says = ""
-        self.held = 0
-
-    @property
-    def closed(self) -> bool:
-        return self._until > 0.0 and time.monotonic() < self._until
-
-    @property
-    def holds(self) -> bool:
-        """Somebody may be waiting: it is closed, or those who waited start one by one."""
-        return self._until > 0.0 and time.monotonic() < self._until + _SPREAD * self._pause
-
-    def hold(self, retry_after: float | None, says: str) -> None:
-        """Close for ``retry_after`` seconds; without one for longer each time in a row.
-
-        Args:
-            says: the server's words, for those who wait in vain.
-        """
-        self.says = says
-        now = time.monotonic()
-        if not retry_after:  # a server may ask for 0, or for a moment that is past
-            recent = now < self._until + 2 * self._pause
-            retry_after = min(2 * self._pause, 10.0) if recent and self._pause else 0.25
-        self._pause = retry_after
-        self._until = max(self._until, now + retry_after)
-        self.held += 1
-
-    async def wait(self, pause: Callable[[float], Awaitable[bool]]) -> bool:
-        """Wait until it opens. False: ``pause`` says that the wait is off."""
-        while (left := self._until - time.monotonic()) > 0:  # it moves
-            if not await pause(left + random.uniform(0.0, _SPREAD * self._pause)):
-                return False
-        return True

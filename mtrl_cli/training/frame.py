@@ -5,11 +5,13 @@
 Whatever happens in between, everything that was borrowed is returned before the status is
 written. A first stop request drains: the work is asked to end after what is issued; a start-up
 has issued nothing, and is cancelled. A second one, or a drain that takes longer than
-``run.drain_timeout``, cancels the work; returning what was borrowed is never cancelled.
+``run.drain_timeout``, cancels the work, and so does one that cannot get on, as the server lets
+nobody send for longer than is left of it; returning what was borrowed is never cancelled.
 """
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields
@@ -32,6 +34,7 @@ from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.takeover import ANEW, beginning
+from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation.evaluate import EvaluationPlan, evaluate
 from mtrl_cli.training.evaluation.games import Evaluations
@@ -53,6 +56,9 @@ from mtrl_cli.training.telling.straining import strain_told
 from mtrl_cli.training.totals import Totals
 
 Work = Callable[[Parts], Coroutine[Any, Any, None]]
+
+_GLANCE = 0.25
+"""Seconds between two looks, during a drain, at whether it can still get on."""
 
 
 @dataclass(slots=True)
@@ -100,8 +106,9 @@ class Frame:
         self.batches = Batches(self.notice, experiment.server.renderer, self._command())
         self._leaks = False
         """The server hands gradients that were not stepped on to the next model."""
-        self._begun = False
-        """The parts are there and the work runs; before that a drain has nothing to wait for."""
+        self._service: TrainingService | None = None
+        """Once the parts are there and the work runs; before that a drain has nothing to wait
+        for."""
 
     async def carry_out(self, work: Work) -> RunFinished:
         """Run ``work`` with assembled parts, and report how the run ended.
@@ -247,7 +254,7 @@ class Frame:
         for text in notices():
             self.notice(text)
         async with self._parts() as parts:
-            self._begun = True
+            self._service = parts.service
             can = parts.service.capabilities
             self._leaks = can.leaks_gradients
             self.folder.update(server={"snapshots": can.snapshots, "leaks_gradients": self._leaks})
@@ -284,13 +291,24 @@ class Frame:
 
     async def _cancel_when_told(self, task: "asyncio.Future[None]") -> None:
         await self.stop.reached(Stage.DRAIN)
-        if self._begun:
-            try:
-                async with asyncio.timeout(self.experiment.run.drain_timeout):
-                    await self.stop.reached(Stage.STOP)
-            except TimeoutError:
-                self.stop.request(Stage.STOP)
+        if self._service is not None:
+            await self._drained(self._service)
         task.cancel()
+
+    async def _drained(self, service: TrainingService) -> None:
+        """Return when a drain has had its time, or can use no more of it."""
+        left = self.experiment.run.drain_timeout
+        deadline = time.monotonic() + left
+        while self.stop.stage < Stage.STOP and left > 0:
+            if (closed := service.closed_for) >= left:
+                told = f"the server lets nothing be sent for {closed:.0f} s more"
+                self.notice(f"{told}, and the drain may take {left:.0f} s: it ends now")
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_GLANCE, left)):
+                    await self.stop.reached(Stage.STOP)
+            left = deadline - time.monotonic()
+        self.stop.request(Stage.STOP)
 
     async def _end(self, status: str, reason: str | None) -> None:
         await self.resources.close()

@@ -16,8 +16,8 @@ from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import Refused, ServerError, Unknown
 from mtrl_cli.servers.heartbeat import Heartbeat
 from mtrl_cli.servers.interface import Capabilities
+from mtrl_cli.servers.limiter import Limiter
 from mtrl_cli.servers.tinker.service import TinkerService
-from mtrl_cli.servers.transport import Limiter
 from mtrl_cli.servers.twinkle.errors import last_line
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer

@@ -4,6 +4,7 @@ The real chat format, the real environment and the real HTTP client, against a s
 samples are scripted, so that every id and every logprob is known beforehand.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from mtrl_cli.chat.tokenizer import load_tokenizer
 from mtrl_cli.display.summary import failure
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.ledger import read_ledger
+from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.events import RunFailed, ServiceStrained
-from tests.training.runs import lines, train_on, trajectories
+from mtrl_cli.training.events import Notice, RunFailed, ServiceStrained
+from mtrl_cli.training.run import train
+from tests.training.runs import experiment, lines, train_on, trajectories
 
 TOKENIZER = load_tokenizer("mtrl-tiny")
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
@@ -182,6 +185,40 @@ async def test_what_calls_wait_for_and_how_many_were_made_again_is_told(
     assert told[-1] == ServiceStrained(2, None)
     again = [event.reissued for event in told]
     assert again == sorted(again)
+
+
+@pytest.mark.parametrize("endpoint", ["create_model", "forward_backward"])
+async def test_a_drain_does_not_wait_for_a_server_that_lets_nobody_send_for_longer(
+    tmp_path: Path, endpoint: str
+) -> None:
+    stop = StopRequest()
+    told: list[str] = []
+
+    def observe(event: object) -> None:
+        if isinstance(event, Notice):
+            told.append(event.text)
+
+    async def drain_when_refused(server: ScriptedPolicyServer) -> None:
+        while not server.requests(endpoint):
+            await asyncio.sleep(0.01)
+        stop.request(Stage.DRAIN, "Ctrl-C")
+
+    async with ScriptedPolicyServer(sampler=Player(), prompt_logprobs=halves) as server:
+        server.faults.add(endpoint, faults.status(429, {"detail": "slow down"}, retry_after=50))
+        made, yaml = experiment(
+            f'server.base_url="{server.url}"', f'run.dir="{tmp_path}"', "train.kl=0.25",
+            "run.drain_timeout=40",
+        )  # fmt: skip
+        draining = asyncio.create_task(drain_when_refused(server))
+        async with asyncio.timeout(30):
+            run = await train(made, yaml, observer=observe, stop=stop)
+        await draining
+        assert server.applied(endpoint) == 0
+        assert server.models == {}
+    assert (run.status, run.reason, run.quarantined) == ("cancelled", "stopped by Ctrl-C", ())
+    calls = [line for line in lines(run, "ledger.jsonl") if f"/{endpoint}" in line["key"]]
+    assert [line["state"] for line in calls] == ["intent", "refused"]
+    assert any("lets nothing be sent for" in text for text in told)
 
 
 async def test_gradients_that_were_not_stepped_are_named_where_the_server_hands_them_on(

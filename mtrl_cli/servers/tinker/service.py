@@ -125,6 +125,10 @@ class TinkerService:
         return self._transport.strain
 
     @property
+    def closed_for(self) -> float:
+        return self._transport.closed_for
+
+    @property
     def gone(self) -> str | None:
         return self._transport.gone()
 

@@ -140,6 +140,10 @@ class TwinkleService:
         return self._transport.strain
 
     @property
+    def closed_for(self) -> float:
+        return self._transport.closed_for
+
+    @property
     def gone(self) -> str | None:
         return None
 
