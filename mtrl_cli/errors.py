@@ -18,6 +18,14 @@ class UsageError(MtrlError):
     exit_code = 2
 
 
+def text_of(error: object) -> str | None:
+    """The text of somebody else's exception; None where making it raises, whatever that is."""
+    try:
+        return str(error)
+    except BaseException:
+        return None
+
+
 def untrusted(error: BaseException) -> str | None:
     """What to say of an error about a server's TLS certificate, aiohttp's or the ssl module's;
     None of any other."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol
 
 from mtrl_cli.envs.adapter import TaskAdapter
-from mtrl_cli.errors import UsageError
+from mtrl_cli.errors import UsageError, text_of
 from mtrl_cli.rollout.held import LARGEST_REWARD
 from mtrl_cli.rollout.ports import (
     EnvironmentFault,
@@ -165,6 +165,8 @@ class TaskEnvironment:
             try:
                 return fields(self._adapter.action(call))
             except ToolError as error:  # an answer to the model, and no fault
+                if text_of(error) is None:
+                    raise
                 refused = error
         raise refused
 
@@ -225,7 +227,7 @@ def finite(name: str, reward: Any) -> float:
         if isinstance(reward, str | bytes):
             raise TypeError
         value = float(reward)
-    except Exception as error:  # a tensor of two elements raises RuntimeError, and so on
+    except BaseException as error:  # a tensor of two elements raises RuntimeError, and so on
         raise EnvironmentFault(
             f"{name} returned the reward {_shown(reward)}, not a number"
         ) from error
@@ -257,10 +259,7 @@ def raised(name: str, operation: str, error: BaseException, owner: type) -> Envi
 
 def line(error: object) -> str:
     """The first line of an error's text, of bearable length. Never raises."""
-    try:
-        text = str(error).strip()
-    except Exception:  # somebody else's code, too
-        text = ""
+    text = (text_of(error) or "").strip()
     return _short(text.splitlines()[0]) if text else "(no message)"
 
 
@@ -324,7 +323,7 @@ class OneClose:
 def _shown(value: object) -> str:
     try:
         return _short(repr(value))
-    except Exception:  # somebody else's code, too
+    except BaseException:  # somebody else's code, too
         return f"(an object of {type(value).__name__})"
 
 

@@ -31,6 +31,7 @@ from mtrl_cli.envs.openenv_class import (
     is_async,
 )
 from mtrl_cli.envs.workers import Owner, StuckError, Workers, WorkRaised
+from mtrl_cli.errors import text_of
 from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
@@ -40,6 +41,7 @@ from mtrl_cli.rollout.ports import (
     RolloutError,
 )
 from mtrl_cli.rollout.settle import is_being_cancelled
+from mtrl_cli.rollout.task_fault import may_be_the_users, running
 from mtrl_cli.tasks.load import load_class
 
 _NOT_OBSERVED = {"done", "reward", "metadata"}
@@ -214,7 +216,7 @@ class EmbeddedSession:
             self._usable.end(f"{operation} was cancelled")
             raise
         except WorkRaised as failed:
-            if isinstance(failed.error, RolloutError):
+            if isinstance(failed.error, RolloutError) and text_of(failed.error) is not None:
                 raise failed.error from failed.error.__cause__
             raise self._raised(operation, failed.error) from failed.error
 
@@ -223,7 +225,7 @@ class EmbeddedSession:
         self._usable.check(operation)
         deadlines = self._factory.deadlines
         timeout = deadlines.reset if operation == "reset" else deadlines.step
-        deadline = asyncio.timeout(timeout)
+        deadline, begun = asyncio.timeout(timeout), running()
         try:
             async with deadline:
                 return self._reply(await start())
@@ -232,9 +234,13 @@ class EmbeddedSession:
                 raise self._raised(operation, error) from error
             self._usable.end(f"{operation} was cancelled")
             raise
-        except RolloutError:
-            raise
-        except (Exception, SystemExit, BaseExceptionGroup) as error:
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and running() is not begun:
+                raise  # the coroutine is being closed
+            if isinstance(error, RolloutError) and text_of(error) is not None:
+                raise
+            if isinstance(error, KeyboardInterrupt) and may_be_the_users():
+                raise
             if isinstance(error, TimeoutError) and deadline.expired():
                 self._usable.lose(f"{operation} passed its deadline of {timeout:g} s", error)
             raise self._raised(operation, error) from error

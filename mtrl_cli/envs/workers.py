@@ -20,6 +20,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+from mtrl_cli.rollout.task_fault import may_be_the_users
+
 
 class StuckError(Exception):
     """The operation did not end by its deadline, or its thread is stuck in another one."""
@@ -122,9 +124,9 @@ class Workers:
         if self._threads == 0:
             try:
                 return work()
-            except KeyboardInterrupt:
-                raise  # on the event loop's thread it may be the user's
             except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and may_be_the_users():
+                    raise
                 raise WorkRaised(error) from error
         loop = self._loop
         assert loop is not None

@@ -100,7 +100,7 @@ async def _play_or_fail(trajectory: Trajectory, scope: Scope, parts: Parts) -> N
         _fail(trajectory, Stop.TIMEOUT, f"not finished within budget.deadline = {seconds:g} s")
     except (EnvironmentFault, InfrastructureFailure) as error:
         _fail(trajectory, Stop.ENV_FAILURE, str(error))
-        trajectory.trace = error.trace
+        trajectory.trace, trajectory.interrupts = error.trace, error.interrupts
     except PolicyFailure as error:
         _fail(trajectory, Stop.POLICY_FAILURE, str(error))
         trajectory.permanent = error.permanent
@@ -272,5 +272,6 @@ def _report(trajectory: Trajectory, observer: Observer) -> None:
             tool_errors=trajectory.tool_errors,
             failure=trajectory.failure,
             trace=trajectory.trace,
+            interrupts=trajectory.interrupts,
         )
     )

@@ -36,6 +36,8 @@ class MemberFinished(NamedTuple):
     failure: str | None = None
     trace: str | None = None
     """The traceback of a failure of the task's own code."""
+    interrupts: bool = False
+    """That code raised KeyboardInterrupt."""
 
 
 class GroupFinished(NamedTuple):

@@ -27,7 +27,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.resources import Scope
 from mtrl_cli.rollout.settle import never_waits
-from mtrl_cli.rollout.task_fault import conversation, own_code, tool_calls
+from mtrl_cli.rollout.task_fault import conversation, own_code, shown, tool_calls
 from mtrl_cli.rollout.task_fault import text as told
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def _check_outcome(environment: Environment, outcome: Any) -> None:
     ):
         return
     raise EnvironmentFault(
-        f"{type(environment).__name__}.step returned {outcome!r:.100}: it returns a StepOutcome"
+        f"{type(environment).__name__}.step returned {shown(outcome)}: it returns a StepOutcome"
         f" with a text, a reward within ±{LARGEST_REWARD:g} and whether the episode is done"
     )
 

@@ -263,6 +263,8 @@ class RolloutError(Exception):
 
     trace: str | None = None
     """The traceback of somebody else's code that raised, where it is known."""
+    interrupts: bool = False
+    """That code raised KeyboardInterrupt: the run ends as by a Ctrl-C."""
 
 
 class ContextOverflow(RolloutError):  # noqa: N818 - a stop, not a fault

@@ -7,6 +7,7 @@ their fault, too, and not an error somewhere behind.
 
 import asyncio
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mtrl_cli.errors import MtrlError
+from mtrl_cli.errors import MtrlError, text_of
 from mtrl_cli.rollout.ports import (
     ContextOverflow,
     EnvironmentFault,
@@ -74,17 +75,18 @@ class own_code:  # noqa: N801 - read like a function, and cheap: it stands at ev
 
     Raises:
         TaskFault: it raised. Failures that it attributes itself, and errors that are meant to
-            end the run, go through, and so do our own cancellation and a KeyboardInterrupt.
+            end the run, go through if they have a text, and so do our own cancellation, the end of
+            a coroutine that is closed, and a KeyboardInterrupt that may be the user's.
     """
 
-    __slots__ = ("_operation", "_owner")
+    __slots__ = ("_operation", "_owner", "_runs_in")
 
     def __init__(self, owner: object, operation: str) -> None:
         self._owner = owner
         self._operation = operation
 
     def __enter__(self) -> None:
-        pass
+        self._runs_in = running()
 
     def __exit__(
         self,
@@ -92,14 +94,38 @@ class own_code:  # noqa: N801 - read like a function, and cheap: it stands at ev
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit | MtrlError):
+        if error is None:
             return
         if isinstance(error, asyncio.CancelledError):
             if is_being_cancelled():
                 return
-        elif isinstance(error, RolloutError) and not isinstance(error, ToolError | ContextOverflow):
-            return  # those two are an answer of others than the task
+        elif isinstance(error, GeneratorExit):
+            if running() is not self._runs_in:
+                return  # nobody runs this any more: the coroutine is being closed
+        elif isinstance(error, KeyboardInterrupt):
+            if may_be_the_users():
+                return
+        elif isinstance(error, ToolError | ContextOverflow):
+            pass  # an answer of others than the task
+        elif isinstance(error, MtrlError | RolloutError) and text_of(error) is not None:
+            return
         raise _fault(self._owner, self._operation, error) from error
+
+
+def running() -> "asyncio.Task[Any] | None":
+    """The task (of asyncio) that runs here."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop
+        return None
+
+
+def may_be_the_users() -> bool:
+    """Whether a Ctrl-C raises KeyboardInterrupt here, as it does in a script; in a run it asks for
+    the stop, and whoever raises one means that."""
+    handler: Any = signal.getsignal(signal.SIGINT)
+    owner = getattr(getattr(handler, "func", handler), "__self__", None)
+    return handler is signal.default_int_handler or isinstance(owner, asyncio.Runner)
 
 
 def task_sample(task: Task, seed: int) -> TaskSample:
@@ -210,7 +236,7 @@ def text(answer: Any) -> str:
 
 
 def _wrong(value: object, wanted: str, where: str = "") -> WrongValueError:
-    return WrongValueError(f"{_shown(value)} {where}where {wanted} is needed")
+    return WrongValueError(f"{shown(value)} {where}where {wanted} is needed")
 
 
 def _fault(owner: object, operation: str, error: BaseException) -> TaskFault:
@@ -218,22 +244,22 @@ def _fault(owner: object, operation: str, error: BaseException) -> TaskFault:
     if isinstance(error, WrongValueError):
         return TaskFault(f"{type(owner).__name__}.{operation} returned {error}", trace)
     told = f"{_told(error)}{place(type(owner), error)}"
-    return TaskFault(f"{type(owner).__name__}.{operation} raised {told}", trace)
+    fault = TaskFault(f"{type(owner).__name__}.{operation} raised {told}", trace)
+    fault.interrupts = isinstance(error, KeyboardInterrupt)
+    return fault
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Somebody else's value for an error line. Never raises."""
     try:
         whole = repr(value)
-    except Exception:  # somebody else's code, too
+    except BaseException:  # somebody else's code, too
         whole = f"an object of {type(value).__name__}"
     return whole if len(whole) <= _LONGEST_VALUE else f"{whole[:_LONGEST_VALUE]}…"
 
 
 def _told(error: BaseException) -> str:
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # somebody else's code, too
-        lines = []
+    lines = (text_of(error) or "").strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:_LONGEST] if lines else '(no message)'}"
 
 

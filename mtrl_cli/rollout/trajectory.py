@@ -66,6 +66,8 @@ class Trajectory:
     """What failed, in one line."""
     trace: str | None = None
     """The traceback, where the task's own code failed."""
+    interrupts: bool = False
+    """It asks for the run's end, as a Ctrl-C does."""
     refusal: str | None = None
     """The counted reason when a token rule refused the trajectory, such as ``divergent``."""
     permanent: bool = False

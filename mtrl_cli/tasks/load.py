@@ -10,8 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from mtrl_cli.config.files.places import looked_for
-from mtrl_cli.errors import UsageError
+from mtrl_cli.errors import UsageError, text_of
 from mtrl_cli.rollout.ports import Task
+from mtrl_cli.rollout.task_fault import may_be_the_users
 
 _FORM = "write module:Class or path.py:Class"
 
@@ -60,10 +61,12 @@ def load_task(entrypoint: str, name: str, unfinished_reward: float, params: dict
         task: Task = task_class(name=name, unfinished_reward=unfinished_reward, **params)
     except TypeError as error:
         raise UsageError(
-            f"task.entrypoint {entrypoint!r}: {error}; its parameters are those of task.params,"
-            " beside name and unfinished_reward"
+            f"task.entrypoint {entrypoint!r}: {_line(error)}; its parameters are those of"
+            " task.params, beside name and unfinished_reward"
         ) from error
-    except Exception as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and may_be_the_users():
+            raise
         raise UsageError(
             f"task.entrypoint {entrypoint!r}: {type(error).__name__}: {_line(error)}"
         ) from error
@@ -95,7 +98,9 @@ def _load_module(name: str, where: str) -> ModuleType:
                 f"{where}: there is no module {error.name!r}; install it, or {_FORM}"
             ) from error
         raise UsageError(f"{where}: it imports {error.name!r}, which is not installed") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and may_be_the_users():
+            raise
         raise UsageError(
             f"{where}: importing it failed: {type(error).__name__}: {_line(error)}"
         ) from error
@@ -135,5 +140,5 @@ def _find_beside(folder: Path) -> None:
 
 
 def _line(error: BaseException) -> str:
-    text = str(error).strip()
+    text = (text_of(error) or "").strip()
     return text.splitlines()[0] if text else "(no message)"

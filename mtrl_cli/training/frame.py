@@ -185,6 +185,8 @@ class Frame:
         if isinstance(event, MemberFinished):
             if event.trace is not None:
                 self.folder.log(event.trace)
+            if event.interrupts:
+                self.stop.request(Stage.DRAIN, event.failure)
             self._failing.heard(event)
         self.observer(event)
 

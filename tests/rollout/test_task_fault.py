@@ -1,5 +1,7 @@
 """What a task's own code raises is a fault of the episode: the others go on."""
 
+import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.events import MemberFinished
 from mtrl_cli.rollout.group import FailureRule
 from mtrl_cli.rollout.ports import Message, TaskSample
+from mtrl_cli.rollout.task_fault import may_be_the_users
 from mtrl_cli.rollout.trajectory import Stop
 from mtrl_cli.testing.world import NumberTask
 from tests.rollout.helpers import ScriptedPolicy, admission, rollout_of, said
@@ -33,7 +36,24 @@ def line_of(text: str) -> int:
     return 1 + next(n for n, line in enumerate(Path(HERE).read_text().splitlines()) if text in line)
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), ZeroDivisionError(), SystemExit(3)])
+class Hostile(BaseException):
+    """Neither an Exception nor with a text."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class HostileRefusalError(UsageError, Hostile):
+    __str__ = Hostile.__str__
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("x"), ZeroDivisionError(), SystemExit(3), Hostile(), HostileRefusalError(),
+        GeneratorExit(), asyncio.CancelledError(),
+    ],
+)  # fmt: skip
 async def test_a_prompt_that_fails_is_played_again(error: BaseException) -> None:
     task, seen = Odd(), list[MemberFinished]()
     task.error = error
@@ -76,3 +96,28 @@ async def test_what_is_meant_to_end_the_run_ends_it() -> None:
     with pytest.raises(BaseExceptionGroup) as ended:
         await rollout_of(ScriptedPolicy(said(5)), task=task).run([admission(size=1)])
     assert ended.group_contains(UsageError)
+
+
+async def test_a_keyboard_interrupt_is_the_users_only_where_ctrl_c_raises_it() -> None:
+    class Hand(NumberTask):
+        def messages(self, sample: TaskSample, observation: str) -> list[Message]:
+            raise KeyboardInterrupt
+
+    assert may_be_the_users()  # under pytest, as in a script
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # as in a run
+    try:
+        seen = list[MemberFinished]()
+        rule = FailureRule("refill", max_refills=0)
+        rollout = rollout_of(
+            ScriptedPolicy(said(5)),
+            task=Hand(),
+            failure_rule=rule,
+            observer=lambda e: seen.append(e) if isinstance(e, MemberFinished) else None,
+        )
+        await rollout.run([admission(size=1)])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    (member,) = seen
+    assert member.interrupts
+    assert member.failure is not None
+    assert member.failure.startswith("Hand.messages raised KeyboardInterrupt: (no message) (")
