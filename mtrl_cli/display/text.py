@@ -94,8 +94,8 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def no_sign_of_life(seconds: float) -> str:
+def no_sign_of_life(seconds: float, stopped: bool, pid: int) -> str:
     """Of a process that is there; see `runs.liveness.silence`."""
-    return (
-        f"no sign of life for {seconds:.0f} s: it is suspended, or code in it keeps Python's lock"
-    )
+    if stopped:
+        return f"it is stopped, by Ctrl-Z or SIGSTOP: fg, or kill -CONT {pid}, lets it go on"
+    return f"no sign of life for {seconds:.0f} s: it is frozen, or code in it keeps Python's lock"

@@ -7,15 +7,25 @@ elsewhere only its heartbeat can be seen: a file that the run touches once a sec
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl_cli.runs.processes import Standing, standing
+from mtrl_cli.runs.processes import Standing, standing, stopped
 
 SILENCE = 15.0
 """Seconds without a heartbeat after which a run that cannot be seen counts as lost."""
 
 _CONFIRM_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Of a process that is there: it gives no sign of life, and hears no request either."""
+
+    seconds: float
+    stopped: bool
+    """By Ctrl-Z or SIGSTOP. Else it is frozen, or compiled code in it keeps Python's lock."""
 
 
 def lives(state: Mapping[str, Any], folder: Path) -> bool:
@@ -27,13 +37,17 @@ def lives(state: Mapping[str, Any], folder: Path) -> bool:
     return seen is Standing.ALIVE
 
 
-def silence(state: Mapping[str, Any], folder: Path) -> float | None:
-    """Seconds that a process which is there has given no sign of life, where they are too many: it
-    is suspended, or compiled code in it keeps Python's lock. It hears no request either."""
+def silence(state: Mapping[str, Any], folder: Path) -> Silence | None:
+    """How a process that is there gives no sign of life; None where it does. An old heartbeat is
+    watched for a while, as the disk's clock may differ from ours."""
     if standing(state) is not Standing.ALIVE:
         return None
     quiet = time.time() - _last_beat(folder)
-    return quiet if quiet >= SILENCE else None
+    if stopped(state):
+        return Silence(max(quiet, 0.0), stopped=True)
+    if abs(quiet) < SILENCE or _beats(folder) or standing(state) is not Standing.ALIVE:
+        return None
+    return Silence(max(quiet, _CONFIRM_SECONDS), stopped=False)
 
 
 def surely_gone(state: Mapping[str, Any], folder: Path) -> bool:
@@ -42,13 +56,18 @@ def surely_gone(state: Mapping[str, Any], folder: Path) -> bool:
         return False
     if standing(state) is Standing.GONE:
         return True
+    return not _beats(folder)
+
+
+def _beats(folder: Path) -> bool:
+    """Whether the heartbeat moves, watched for `_CONFIRM_SECONDS`."""
     before = _last_beat(folder)
     deadline = time.monotonic() + _CONFIRM_SECONDS
     while time.monotonic() < deadline:
         time.sleep(0.2)
         if _last_beat(folder) != before:
-            return False
-    return True
+            return True
+    return False
 
 
 def _last_beat(folder: Path) -> float:

@@ -58,6 +58,11 @@ def standing(facts: Mapping[str, Any]) -> Standing:
     return Standing.ALIVE
 
 
+def stopped(facts: Mapping[str, Any]) -> bool:
+    """Whether the process is there and stopped, as by Ctrl-Z: it runs no code until it goes on."""
+    return standing(facts) is Standing.ALIVE and (_stat(facts["pid"]) or ["X"])[_STATE] == "T"
+
+
 def end_process(facts: Mapping[str, Any]) -> Standing:
     """End the process, politely first, and wait; how it stands then."""
     for number, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.errors import MtrlError, UsageError
-from mtrl_cli.runs.liveness import lives, silence
+from mtrl_cli.runs.liveness import Silence, lives, silence
 
 _SHOWN = 5
 
@@ -44,9 +44,9 @@ class RunRecord:
     def attempt(self) -> int:
         return int(self.state.get("attempt", 1))
 
-    @property
-    def silence(self) -> float | None:
-        """Seconds without a sign of life of a process that is there; None where all is well."""
+    def silence(self) -> Silence | None:
+        """How its process, which is there, gives no sign of life; None where all is well. Takes
+        some seconds where its last sign is old."""
         return silence(self.state, self.path) if self.status == "running" else None
 
     @property

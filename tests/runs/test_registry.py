@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,12 @@ from mtrl_cli.cli.app import app
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs import processes
 from mtrl_cli.runs.folder import RunFolder, new_run_id
-from mtrl_cli.runs.liveness import surely_gone
+from mtrl_cli.runs.liveness import Silence, silence, surely_gone
+from mtrl_cli.runs.processes import process_facts
 from mtrl_cli.runs.registry import NoSuchRun, find_run, list_runs, newest_trained, read_run
 from tests.cli.processes import environment, mtrl
 from tests.runs.dead import amend, dead_run
+from tests.runs.live import until
 
 FIRST, SECOND, THIRD = "20261128-100000-a7aa", "20261129-110000-b1c2", "20261129-120000-a7ab"
 
@@ -163,6 +167,49 @@ def test_a_heart_that_is_seen_to_beat_lives_whatever_the_clocks_say(tmp_path: Pa
     assert not surely_gone(state, folder)
     later.join()
     assert surely_gone(state, folder)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("ago", [3600, -3600])
+def test_a_heart_that_is_seen_to_beat_is_not_silent_whatever_the_clocks_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes], ago: float
+) -> None:
+    monkeypatch.setattr("mtrl_cli.runs.liveness._CONFIRM_SECONDS", 0.5)
+    state = process_facts(sleeper.pid)
+
+    def beat(seconds_ago: float) -> None:
+        then = time.time() - seconds_ago
+        (tmp_path / "heartbeat").touch()
+        os.utime(tmp_path / "heartbeat", (then, then))
+
+    beat(5)
+    assert silence(state, tmp_path) is None
+    beat(ago)
+    later = threading.Timer(0.1, beat, (ago - 1,))
+    later.start()
+    assert silence(state, tmp_path) is None
+    later.join()
+    assert silence(state, tmp_path) == Silence(pytest.approx(max(ago, 0.5), abs=60), stopped=False)
+
+
+def test_a_stopped_process_is_told_at_once(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    (tmp_path / "heartbeat").touch()
+    state = process_facts(sleeper.pid)
+    assert silence(state, tmp_path) is None
+    sleeper.send_signal(signal.SIGSTOP)
+    until(lambda: silence(state, tmp_path) is not None)
+    assert (told := silence(state, tmp_path)) is not None
+    assert told.stopped
+    sleeper.send_signal(signal.SIGCONT)
+    until(lambda: silence(state, tmp_path) is None)
 
 
 def test_without_proc_a_pid_that_nobody_has_is_gone(

@@ -58,9 +58,18 @@ def _settle(run: Path) -> "Reaped":
 
 
 def _tell_wait(ask: Ask, wait: float, run: RunRecord) -> None:
-    silent = f" ({no_sign_of_life(run.silence)})" if run.silence else ""
-    told = f"asked {run.id} to {_ASKED[ask]}{silent}; waiting for its end, at most {wait:g} s"
+    silent = _silent(run)
+    how = f" ({silent})" if silent else ""
+    told = f"asked {run.id} to {_ASKED[ask]}{how}; waiting for its end, at most {wait:g} s"
     Screen(sys.stderr).prose(harmless(f"{told} (Ctrl-C leaves the request)"))
+
+
+def _silent(run: RunRecord) -> str | None:
+    """How its process, which is there, gives no sign of life."""
+    silent = run.silence()
+    if silent is None:
+        return None
+    return no_sign_of_life(silent.seconds, silent.stopped, run.state["pid"])
 
 
 def _code(outcome: Cancelled) -> int:
@@ -89,9 +98,9 @@ def _said(outcome: Cancelled, wait: float, runs: Path) -> Iterator[str]:
     reason = run.state.get("reason")
     if outcome.now == "running":
         yield f"{run.id} is still running after {wait:g} s, asked to {_ASKED[outcome.asked]}"
-        if run.silence:
-            yield no_sign_of_life(run.silence)
-        yield _further(outcome, runs)
+        if silent := _silent(run):
+            yield silent
+        yield _further(outcome, runs, hears=silent is None)
         return
     if outcome.was == "running":
         yield f"{run.id} was running, asked to {_ASKED[outcome.asked]}"
@@ -112,12 +121,12 @@ def _said(outcome: Cancelled, wait: float, runs: Path) -> Iterator[str]:
         yield "nothing is left"
 
 
-def _further(outcome: Cancelled, runs: Path) -> str:
+def _further(outcome: Cancelled, runs: Path, *, hears: bool) -> str:
     """What goes further than what was asked."""
     again = f"mtrl cancel {outcome.run.id}{runs_dir_option(runs)}"
     state = outcome.run.state
     by_hand = f"kill -9 {state.get('pid')} on {state.get('host')} ends it, {again} then settles it"
-    if outcome.run.silence:
+    if not hears:
         return by_hand
     if outcome.asked is Ask.DRAIN:
         return f"{again} --now drops what is in flight, --kill ends it at once"

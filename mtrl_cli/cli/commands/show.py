@@ -87,8 +87,9 @@ def _so_far(shown: Shown) -> Iterator[Fact]:
     """Of a run that goes on."""
     run, state = shown.run, shown.state
     now = time.time()
-    if run.silence:
-        yield Fact("silent", no_sign_of_life(run.silence))
+    if silent := run.silence():
+        told = no_sign_of_life(silent.seconds, silent.stopped, run.state["pid"])
+        yield Fact("silent", told)
     if restored(state, run.path, now):
         yield Fact("now", doing(state, now))
     if state.steps:
