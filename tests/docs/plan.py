@@ -21,14 +21,13 @@ CANNOT: Mapping[str, str] = {
     "python -m pip install . && mtrl train conf=blackjack": _INSTALLS,
     "python -m pip install .": _INSTALLS,
     "pre-commit install": "writes a hook into the checkout",
-    "pip install 'mtrl-cli[e2b]'": _INSTALLS,
-    "pip install 'mtrl-cli[tensorboard]'": _INSTALLS,
-    "pip install open_spiel": _INSTALLS,
+    "python -m pip install 'mtrl-cli[e2b]'": _INSTALLS,
+    "python -m pip install 'mtrl-cli[tensorboard]'": _INSTALLS,
+    "python -m pip install open_spiel": _INSTALLS,
     "git clone --depth 1 https://github.com/huggingface/OpenEnv": _SPIEL,
-    'pip install --no-deps "openenv-openspiel-env @ file://$PWD/OpenEnv/envs/openspiel_env"': (
-        _INSTALLS
-    ),
-    "pip uninstall -y openenv openenv-core && pip install openenv": _CHANGES,
+    "python -m pip install --no-deps"
+    ' "openenv-openspiel-env @ file://$PWD/OpenEnv/envs/openspiel_env"': _INSTALLS,
+    "python -m pip uninstall -y openenv openenv-core && python -m pip install openenv": _CHANGES,
     "mtrl train conf=openspiel_blackjack": _SPIEL,
     "OPENSPIEL_GAME=blackjack mtrl train conf=openspiel_blackjack env.kind=openenv_served": _SPIEL,
     "mtrl train conf=blackjack_remote env.base_url=http://HOST:8000": _REMOTE,
