@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from mtrl_cli.assembly import Parts, assemble, notices
-from mtrl_cli.config.schema import Experiment
+from mtrl_cli.config.rules.assumed import EMBEDDED_WINDOW
+from mtrl_cli.config.schema import Experiment, ServerKind
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import MemberFinished, Observer
@@ -103,7 +104,13 @@ class Frame:
         self.behind = 0
         """Steps that earlier attempts have committed."""
         self._failing = Failing(self.notice)
-        self.batches = Batches(self.notice, experiment.server.renderer, self._command())
+        server = experiment.server
+        self.batches = Batches(
+            self.notice,
+            server.renderer,
+            self._command(),
+            embedded=server.kind is ServerKind.local and server.base_model in EMBEDDED_WINDOW,
+        )
         self._leaks = False
         """The server hands gradients that were not stepped on to the next model."""
         self._service: TrainingService | None = None

@@ -63,6 +63,18 @@ def test_the_cause_is_named(wrong: Trajectory, says: str) -> None:
     assert advice(turns, TOOLS, "qwen3") is None
 
 
+@pytest.mark.parametrize("stop", [Stop.ANSWER, Stop.TURN_TOKENS])
+@pytest.mark.parametrize("text", ["Hm.", '{"name": "play"} </tool_call>'])
+def test_of_the_embedded_model_it_is_told_that_it_is_one_for_blackjack(
+    stop: Stop, text: str
+) -> None:
+    turns = Turns(turn for _ in range(20) for turn in judged(game(stop, Turn(text, 5, ())), TOOLS))
+    told = advice(turns, TOOLS, "qwen3", embedded=True)
+    assert told is not None
+    assert "renderer" not in told
+    assert ("blackjack's words alone" in told) is (stop is Stop.ANSWER)
+
+
 def test_the_turn_in_which_an_episode_failed_was_executed() -> None:
     refused = Turn("", 5, (call("play", "No argument 'x'", error=True),))
     for stop in (Stop.ENV_FAILURE, Stop.TIMEOUT):

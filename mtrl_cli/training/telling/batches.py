@@ -25,10 +25,12 @@ _MOMENTS = {"before": "before training", "after": "after training"}
 class Batches:
     """``tell`` hears the lines; ``more`` ends one about episodes that are saved."""
 
-    def __init__(self, tell: Callable[[str], None], renderer: str, more: str) -> None:
+    def __init__(
+        self, tell: Callable[[str], None], renderer: str, more: str, *, embedded: bool = False
+    ) -> None:
         self._tell = tell
         self._more = more
-        self._calling = Calling(tell, renderer)
+        self._calling = Calling(tell, renderer, embedded=embedded)
         self._losses = Losses()
         self._told_losses = False
         self._steps = 0

@@ -99,15 +99,23 @@ class Turns:
         return self.counts.total() >= ENOUGH
 
 
-def advice(turns: Turns, tools: Sequence[str], renderer: str) -> str | None:
+def advice(
+    turns: Turns, tools: Sequence[str], renderer: str, *, embedded: bool = False
+) -> str | None:
     """What to say of these turns: the share that failed, and the most frequent cause; None where
-    too many were executed."""
+    too many were executed.
+
+    Args:
+        embedded: it is the model of the embedded server, whose renderer is right and which is no
+            model for other words, so that only another one helps; but for what a budget has cut.
+    """
     total = turns.counts.total()
     failed = total - turns.counts[Kind.EXECUTED]
     if not failed or failed < SHARE * total:
         return None
     kind = max(_CAUSES, key=lambda one: turns.counts[one])
-    cause = _CAUSES[kind].format(
+    causes = _EMBEDDED if embedded and kind in _EMBEDDED else _CAUSES
+    cause = causes[kind].format(
         example=turns.examples[kind], tools=", ".join(tools) or "none", renderer=renderer
     )
     return (
@@ -128,6 +136,18 @@ _CAUSES = {
     Kind.REFUSED: "hold a call that is refused; the model was told: '{example}'",
 }
 
+_BLACKJACK = (
+    ": the embedded model reads and writes blackjack's words alone (docs/custom-task.md); other"
+    " tasks need a real model (server=tinker or server=twinkle)"
+)
+_EMBEDDED = {
+    Kind.SILENT: "hold no call, such as '{example}'" + _BLACKJACK,
+    Kind.UNREAD: "hold a call that is not written as one, such as '{example}'" + _BLACKJACK,
+    Kind.UNREADABLE: _CAUSES[Kind.UNREADABLE] + _BLACKJACK,
+    Kind.UNKNOWN: _CAUSES[Kind.UNKNOWN] + _BLACKJACK,
+    Kind.REFUSED: _CAUSES[Kind.REFUSED] + _BLACKJACK,
+}
+
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
@@ -137,9 +157,10 @@ def _short(text: str) -> str:
 class Calling:
     """Hears batches of groups. ``tell`` hears one line a run at most."""
 
-    def __init__(self, tell: Callable[[str], None], renderer: str) -> None:
+    def __init__(self, tell: Callable[[str], None], renderer: str, *, embedded: bool) -> None:
         self._tell = tell
         self._renderer = renderer
+        self._embedded = embedded
         self._turns = Turns()
         self._told = False
 
@@ -154,7 +175,7 @@ class Calling:
         """The batch is whole; ``more`` ends the line, if there is one."""
         if self._told or not self._turns.enough:
             return
-        found = advice(self._turns, _names(tools), self._renderer)
+        found = advice(self._turns, _names(tools), self._renderer, embedded=self._embedded)
         self.forget()
         if found is not None:
             self._told = True
