@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from mtrl_cli.assembly import Parts, assemble, notices
-from mtrl_cli.config.rules.assumed import EMBEDDED_WINDOW
-from mtrl_cli.config.schema import Experiment, ServerKind
+from mtrl_cli.config.schema import Experiment
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.events import MemberFinished, Observer
@@ -104,13 +103,7 @@ class Frame:
         self.behind = 0
         """Steps that earlier attempts have committed."""
         self._failing = Failing(self.notice)
-        server = experiment.server
-        self.batches = Batches(
-            self.notice,
-            server.renderer,
-            self._command(),
-            embedded=server.kind is ServerKind.local and server.base_model in EMBEDDED_WINDOW,
-        )
+        self.batches = Batches(self.notice, experiment.server, self._command())
         self._leaks = False
         """The server hands gradients that were not stepped on to the next model."""
         self._service: TrainingService | None = None

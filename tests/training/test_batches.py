@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from mtrl_cli.config.schema import ServerConfig
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.trajectory import CallRecord, Stop, Turn
 from mtrl_cli.training.telling.batches import Batches, untrained
@@ -16,7 +17,7 @@ CALL = CallRecord("play", "", 0.0, False, False, {})
 
 def batches() -> tuple[Batches, list[str]]:
     told: list[str] = []
-    return Batches(told.append, "qwen3", "; more: see"), told
+    return Batches(told.append, ServerConfig(), "; more: see"), told
 
 
 def silent(failures: int) -> Group:

@@ -9,6 +9,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from mtrl_cli.config.rules.assumed import EMBEDDED_WINDOW
+from mtrl_cli.config.schema import ServerConfig, ServerKind
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.ports import ToolSpec
 from mtrl_cli.training.events import EQUAL_REWARDS
@@ -25,12 +27,10 @@ _MOMENTS = {"before": "before training", "after": "after training"}
 class Batches:
     """``tell`` hears the lines; ``more`` ends one about episodes that are saved."""
 
-    def __init__(
-        self, tell: Callable[[str], None], renderer: str, more: str, *, embedded: bool = False
-    ) -> None:
+    def __init__(self, tell: Callable[[str], None], server: ServerConfig, more: str) -> None:
         self._tell = tell
         self._more = more
-        self._calling = Calling(tell, renderer, embedded=embedded)
+        self._calling = Calling(tell, server.renderer, embedded=_embedded(server))
         self._losses = Losses()
         self._told_losses = False
         self._steps = 0
@@ -76,6 +76,11 @@ class Batches:
         told = untrained(self._outcomes) if self._steps == FIRST else None
         if told is not None:
             self._tell(told)
+
+
+def _embedded(server: ServerConfig) -> bool:
+    """It serves the model that comes with mtrl."""
+    return server.kind is ServerKind.local and server.base_model in EMBEDDED_WINDOW
 
 
 def untrained(outcomes: Mapping[str, int]) -> str | None:
