@@ -47,10 +47,12 @@ def clock(seconds: float) -> str:
 
 
 def short_age(seconds: float) -> str:
-    """A duration in at most four characters: 41s, 12m, 3h."""
+    """A duration in at most four characters: 41s, 12m, 3h, 20d."""
     if seconds < 100:
         return f"{seconds:.0f}s"
-    return f"{seconds / 60:.0f}m" if seconds < 6000 else f"{seconds / 3600:.0f}h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f}m"
+    return f"{seconds / 3600:.0f}h" if seconds < 360_000 else f"{seconds / 86_400:.0f}d"
 
 
 def reward(value: float | None, digits: int = 3) -> str:

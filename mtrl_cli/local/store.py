@@ -41,6 +41,7 @@ KINDS: tuple[Kind, ...] = ("weights", "sampler_weights")
 META = "__meta__"
 
 _MODEL_ID = re.compile(r"model_[0-9a-f]{12}|session_[0-9a-f]{12}:train:[0-9]{1,10}")
+_SERVER = re.compile(r"[0-9a-f]{12}")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _MAX_NAME = 200
 
@@ -62,6 +63,11 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 def new_model_id() -> str:
     return f"model_{secrets.token_hex(6)}"
+
+
+def is_model_id(name: str) -> bool:
+    """Whether a folder of this name can be a model's."""
+    return _MODEL_ID.fullmatch(name) is not None
 
 
 class MissingError(Exception):
@@ -130,7 +136,7 @@ class Store:
         self.root = root
         for folder in (root, root / "models", root / "ephemeral"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._sweep_dead()
+        sweep_dead(root)
         server = secrets.token_hex(6)
         self._lock_path = root / "ephemeral" / f"{server}.lock"
         self._lock = os.open(self._lock_path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -142,18 +148,6 @@ class Store:
         shutil.rmtree(self._ephemeral, ignore_errors=True)
         self._lock_path.unlink(missing_ok=True)
         os.close(self._lock)
-
-    def _sweep_dead(self) -> None:
-        """Remove the unnamed snapshots of processes that are gone: their lock can be had."""
-        for path in (self.root / "ephemeral").glob("*.lock"):
-            with contextlib.suppress(OSError):
-                handle = os.open(path, os.O_RDWR)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-                    path.unlink()
-                finally:
-                    os.close(handle)
 
     # --- models
 
@@ -189,13 +183,7 @@ class Store:
     # --- checkpoints
 
     def _path(self, ref: Ref) -> Path:
-        return (
-            self.root
-            / "models"
-            / ref.model_id
-            / ref.kind
-            / (check_name(ref.name).replace("/", "+") + ".npz")
-        )
+        return self.root / "models" / ref.model_id / ref.kind / file_of(ref)
 
     def exists(self, ref: Ref) -> bool:
         return self._path(ref).is_file()
@@ -223,24 +211,6 @@ class Store:
         except FileNotFoundError:
             raise MissingError(ref.uri) from None
 
-    def forget(self, model_id: str, before: float) -> None:
-        """Remove a model made before then that has no checkpoint; one that gets one stays."""
-        folder = self.root / "models" / model_id
-        with contextlib.suppress(OSError):
-            if (folder / "model.json").stat().st_mtime < before:
-                for kind in KINDS:
-                    with contextlib.suppress(FileNotFoundError):
-                        (folder / kind).rmdir()
-                (folder / "model.json").unlink()
-                folder.rmdir()
-
-    def sweep_torn(self, before: float) -> None:
-        """Remove what was half written before then: its writer is gone."""
-        for path in (self.root / "models").glob("*/*/.*.tmp"):
-            with contextlib.suppress(OSError):
-                if path.stat().st_mtime < before:
-                    path.unlink()
-
     def checkpoints(self, model_id: str) -> list[Checkpoint]:
         """The checkpoints of one model, oldest first, as the folder lists them.
 
@@ -252,7 +222,7 @@ class Store:
             with contextlib.suppress(FileNotFoundError), self._listing(model_id, kind) as entries:
                 for entry in entries:
                     if entry.name.endswith(".npz") and entry.is_file(follow_symlinks=False):
-                        found.extend(_listed(model_id, kind, entry))
+                        found.extend(listed(model_id, kind, entry))
         return sorted(found, key=lambda c: (c.time, c.ref.name))
 
     def _listing(self, model_id: str, kind: Kind) -> Any:
@@ -272,12 +242,31 @@ class Store:
         (self._ephemeral / f"{name}.npz").unlink(missing_ok=True)
 
 
-def _listed(model_id: str, kind: Kind, entry: os.DirEntry[str]) -> Iterator[Checkpoint]:
+def file_of(ref: Ref) -> str:
+    """The name of a checkpoint's file."""
+    return check_name(ref.name).replace("/", "+") + ".npz"
+
+
+def listed(model_id: str, kind: Kind, entry: os.DirEntry[str]) -> Iterator[Checkpoint]:
     """The checkpoint of a file whose name this module could have written."""
     name = entry.name.removesuffix(".npz").replace("+", "/")
     with contextlib.suppress(RefusedError, OSError):
         ref, facts = Ref(model_id, kind, check_name(name)), entry.stat(follow_symlinks=False)
         yield Checkpoint(ref, facts.st_size, facts.st_mtime)
+
+
+def sweep_dead(root: Path) -> None:
+    """Remove the unnamed snapshots of processes that are gone: their lock can be had."""
+    for path in (root / "ephemeral").glob("*.lock"):
+        if _SERVER.fullmatch(path.stem):
+            with contextlib.suppress(OSError):
+                handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+                    path.unlink()
+                finally:
+                    os.close(handle)
 
 
 def _save_arrays(

@@ -3,41 +3,48 @@
 Without ``--remove`` a line of JSON for each checkpoint goes to stdout: its URI, its size in bytes,
 its time. With it the URIs that come on stdin, one a line, are removed, each with a line of what is
 gone; and models that are left without a checkpoint, and what writers that died left half written,
-a day later. Any number of servers may write meanwhile, and others may remove: a file is there or
-gone, so whoever is killed in the middle has removed what it had told, and nothing by half.
+a day later. What is left alone (see `shelves`) has a line too: its place, and why. Any number of
+servers may write meanwhile, and others may remove: a file is there or gone. SIGINT and SIGTERM end
+it behind the next file; whoever kills it knows of each file that is gone but one.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from mtrl_cli.local.store import Checkpoint, MissingError, Store, parse_uri
+from mtrl_cli.local.shelves import Shelves
+from mtrl_cli.local.store import parse_uri, sweep_dead
 
 DAY = 86_400.0
 
 
-def _print(item: Checkpoint) -> None:
-    facts = {"uri": item.ref.uri, "size": item.size, "time": item.time}
-    sys.stdout.write(json.dumps(facts) + "\n")
+class _Lines:
+    """What is told on stdout, a line at once; after a signal the process ends behind the line."""
 
+    def __init__(self) -> None:
+        self._number = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._stop)
 
-def remove(store: Store, uris: Sequence[str]) -> None:
-    """Remove the checkpoints that are there, and print them."""
-    for model in sorted({parse_uri(uri).model_id for uri in uris}):
-        held = {item.ref.uri: item for item in store.checkpoints(model)}
-        for item in [held.pop(uri) for uri in uris if uri in held]:
-            with contextlib.suppress(MissingError):  # somebody else was quicker
-                store.delete(item.ref)
-                _print(item)
-        if not held:
-            store.forget(model, before=time.time() - DAY)
-    store.sweep_torn(before=time.time() - DAY)
+    def _stop(self, number: int, _frame: object) -> None:
+        self._number = number
+
+    def write(self, **facts: Any) -> None:
+        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.flush()
+        if self._number:
+            raise SystemExit(128 + self._number)
+
+    def left(self, place: str, why: str) -> None:
+        self.write(left=place, why=why)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,22 +54,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--remove", action="store_true")
     arguments = parser.parse_args(argv)
     root: Path = arguments.store
-    try:
-        if not (root / "models").is_dir():
-            raise FileNotFoundError(2, "there is no store here", str(root))
-        store = Store(root)
-    except OSError as error:
-        sys.stderr.write(f"--store: {root}: {(error.strerror or str(error)).lower()}\n")
+    models = root / "models"
+    if models.is_symlink() or not models.is_dir():
+        link = f"{models} is a symbolic link, and none is followed in a store"
+        sys.stderr.write(
+            f"--store: {link if models.is_symlink() else f'{root}: there is no store here'}\n"
+        )
         return 2
-    try:
-        if arguments.remove:
-            remove(store, sys.stdin.read().split())
-        else:
-            for model in store.models():
-                for item in store.checkpoints(model):
-                    _print(item)
-    finally:
-        store.close()
+    lines = _Lines()
+    shelves = Shelves(root, lines.left)
+    if not arguments.remove:
+        found = shelves.checkpoints()
+    else:
+        if not (root / "ephemeral").is_symlink():
+            sweep_dead(root)
+        found = shelves.remove({*map(parse_uri, sys.stdin.read().split())}, time.time() - DAY)
+    for item in found:
+        lines.write(uri=item.ref.uri, size=item.size, time=item.time)
     return 0
 
 

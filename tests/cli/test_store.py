@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from mtrl_cli.cli.app import app
 from mtrl_cli.local.store import Store, parse_uri
+from mtrl_cli.runs.control import locked
 from tests.cli.processes import command, environment, mtrl, on_terminal
 from tests.cli.world import World
 from tests.runs.test_needed import ENDS, EVERY, RUN, VOID, a_run
@@ -120,6 +122,64 @@ def test_two_at_once_remove_each_file_once_and_an_old_model_with_its_last(tmp_pa
     assert not old.exists()
     assert held(root) == set(EVERY) - VOID
     assert (root / "models" / "model_000000000008").exists()  # its client may have just begun
+
+
+def test_nothing_outside_the_store_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_run(tmp_path / "runs")
+    filled(tmp_path / "store", EVERY)
+    models, outside = tmp_path / "store" / "models", tmp_path / "outside"
+    for name in ("weights", "sub", "model_bbbbbbbbbbbb/weights", "0123456789ab"):
+        (outside / name).mkdir(parents=True)
+    kept = ["weights/mine.npz", "sub/.0123456789abcdef.tmp", "model_bbbbbbbbbbbb/weights/its.npz"]
+    kept += ["model.json", "0123456789ab/one.npz", "0123456789ab.lock"]
+    for place in kept:
+        (outside / place).write_text("precious")
+        os.utime(outside / place, (1.0, 1.0))
+    (models / "elsewhere").symlink_to(outside)
+    (models / "model_bbbbbbbbbbbb").symlink_to(outside / "model_bbbbbbbbbbbb")
+    (models / "model_aaaaaaaaaaaa").mkdir()
+    (models / "model_aaaaaaaaaaaa" / "model.json").symlink_to(outside / "model.json")
+    (models / "model_aaaaaaaaaaaa" / "weights").symlink_to(outside / "weights")
+    (models / "model_cccccccccccc").mkdir()
+    (models / "model_cccccccccccc" / "weights").write_text("a file where a folder belongs")
+    shutil.rmtree(tmp_path / "store" / "ephemeral")
+    (tmp_path / "store" / "ephemeral").symlink_to(outside)
+    monkeypatch.chdir(tmp_path)
+    kinds = ("--prune", "void", "--prune", "between", "--prune", "unknown", "--days", "1", "--yes")
+    done = CliRunner().invoke(app, ["store", "--store", "store", *kinds])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[-4:] == [
+        "left alone: models/elsewhere is a symbolic link",
+        "left alone: models/model_bbbbbbbbbbbb is a symbolic link",
+        "left alone: models/model_aaaaaaaaaaaa/weights is a symbolic link",
+        "left alone: models/model_cccccccccccc/weights is not a folder",
+    ]
+    assert "removed: 9 snapshots, " in done.stderr
+    assert {place for place in kept if (outside / place).exists()} == set(kept)
+    assert (models / "model_aaaaaaaaaaaa" / "model.json").is_symlink()
+    shutil.move(models, outside / "models")
+    models.symlink_to(outside / "models")
+    done = CliRunner().invoke(app, ["store", "--store", "store"])
+    assert (done.exit_code, "models is a symbolic link" in done.stderr) == (2, True)
+
+
+@pytest.mark.long
+def test_ctrl_c_while_it_waits_for_a_run_removes_nothing(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "runs")
+    filled(tmp_path / "store", EVERY)
+    asked = command("store", "--store", "store", "--prune", "void", "--yes")
+    with locked(run):
+        waits = subprocess.Popen(
+            asked, cwd=tmp_path, env=environment(), stdout=-3, stderr=-1, text=True
+        )
+        assert waits.stderr
+        assert waits.stderr.readline().startswith("to be removed: 2 snapshots, ")
+        waits.send_signal(signal.SIGINT)
+        told = waits.communicate(timeout=60)[1]
+    assert (waits.returncode, told.strip()) == (130, "nothing was removed")
+    assert held(tmp_path / "store") == set(EVERY)
 
 
 def arrays(world: World, uri: str) -> dict[str, Any]:

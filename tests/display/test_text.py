@@ -39,7 +39,8 @@ def test_counts(number: float, shown: str) -> None:
 
 def test_durations() -> None:
     assert [clock(0), clock(3661), clock(360000)] == ["00:00:00", "01:01:01", "100:00:00"]
-    assert [short_age(3), short_age(720), short_age(7200)] == ["3s", "12m", "2h"]
+    told = [short_age(seconds) for seconds in (3, 720, 7200, 90 * 3600, 100 * 3600, 86_400 * 60)]
+    assert told == ["3s", "12m", "2h", "90h", "4d", "60d"]
 
 
 def test_policies() -> None:

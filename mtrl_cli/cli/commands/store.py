@@ -2,7 +2,7 @@
 
 The store's files are read and removed by a process of the server's own package; which of them are
 needed is read from the run folders. Before anything goes, the runs concerned are locked, as a
-resume does, and looked at again.
+resume does, and looked at again. However a removal ends, what went is told.
 """
 
 import json
@@ -12,11 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import typer
 
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import compact, harmless, short_age, table
@@ -30,7 +29,23 @@ DAY = 86_400.0
 INTERRUPTED = 130
 _HEADS = ("run", "status", "age", "snapshots", "size", "may go")
 _MAY_GO = (Need.void, Need.between, Need.unknown)
+_SHOWN = 10
+"""Places that are named, of those left alone."""
+
 _Judged = Sequence[tuple[Stored, Need]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tidied:
+    """What the store's process tells."""
+
+    stored: list[Stored]
+    """What it holds, or what went."""
+    left: list[tuple[str, str]]
+    """What it leaves alone: the place in the store, and why in words that follow it."""
+    stopped: int | None
+    """The number of the signal that ended it early."""
+    fault: MtrlError | None
 
 
 def show_store(
@@ -58,27 +73,47 @@ def show_store(
     for folder in folders:
         require_runs_dir(folder)
     root = (store or default_store()).expanduser().resolve()
-    held = needs(_tidy(root), folders)
+    found = _tidy(root)
+    if found.stopped:
+        return 128 + found.stopped
+    if found.fault:
+        raise found.fault
+    held = needs(found.stored, folders)
     going = _going(held, prune, days)
     if as_json:
-        Screen(sys.stdout).line(json.dumps(_facts(root, held, going), indent=2))
+        facts = _facts(root, held, going, found.left)
+        Screen(sys.stdout).line(json.dumps(facts, indent=2))
     else:
         options = "" if store is None else f" --store {shlex.quote(str(store))}"
         options += "".join(map(runs_dir_option, folders))
         for line in _told(root, held, folders, days, options):
             Screen(sys.stdout).prose(harmless(line))
+        for line in _left(found.left):
+            Screen(sys.stdout).prose(harmless(f"left alone: {line}"))
     told = Screen(sys.stderr)
     if not prune:
         return 0
     if not going:
         told.line("nothing goes")
         return 0
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     told.line(f"to be removed: {_sum(going)}")
-    if not yes and not _confirmed(told):
-        return 0
-    gone = _remove(root, going, folders, prune, days)
-    told.line(f"removed: {_sum(gone)}")
-    return 0
+    try:
+        if not yes and not _confirmed(told):
+            return 0
+        done = _remove(root, going, folders, prune, days)
+    except KeyboardInterrupt:
+        told.line("\rnothing was removed")
+        return INTERRUPTED
+    told.line(f"removed: {_sum(done.stored)}{'; interrupted' if done.stopped else ''}")
+    for line in _left(done.left):
+        told.prose(harmless(f"left: {line}"))
+    if done.stopped:
+        return 128 + done.stopped
+    if done.fault:
+        raise done.fault
+    return 1 if done.left else 0
 
 
 def _confirmed(screen: Screen) -> bool:
@@ -86,12 +121,7 @@ def _confirmed(screen: Screen) -> bool:
         raise UsageError("nothing was removed: add --yes, as there is no terminal to ask at")
     screen.write("remove them for good? [y/N] ")
     screen.flush()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
-    except KeyboardInterrupt:
-        screen.line("\rnothing was removed")
-        raise typer.Exit(INTERRUPTED) from None
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _going(held: _Judged, prune: Collection[str], days: int) -> list[Stored]:
@@ -105,7 +135,7 @@ def _going(held: _Judged, prune: Collection[str], days: int) -> list[Stored]:
 
 def _remove(
     root: Path, going: Sequence[Stored], folders: Sequence[Path], prune: Collection[str], days: int
-) -> list[Stored]:
+) -> _Tidied:
     """Remove what may still go, now that nobody can take the runs over; what went."""
     runs = sorted((run.path for run in _runs(folders, {one.run for one in going})), key=str)
     with ExitStack() as locks:
@@ -119,13 +149,51 @@ def _runs(folders: Sequence[Path], ids: Collection[str]) -> list[RunRecord]:
     return [run for folder in folders for run in list_runs(folder) if run_id(run) in ids]
 
 
-def _tidy(root: Path, *arguments: str, told: str = "") -> list[Stored]:
+def _tidy(root: Path, *arguments: str, told: str = "") -> _Tidied:
+    """Run the store's process to its end. A signal ends it behind the file that it is at."""
     command = [sys.executable, "-m", "mtrl_cli.local.tidy", "--store", str(root), *arguments]
-    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
-    if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-        raise UsageError(words) if done.returncode == 2 else MtrlError(f"the store: {words}")
-    return [Stored(**json.loads(line)) for line in done.stdout.splitlines()]
+    pipe = subprocess.PIPE
+    with _signals() as signals:
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        signals.process = process
+        if signals.number:
+            process.terminate()
+        out, err = process.communicate(told)
+    facts = [json.loads(line) for line in out.splitlines()]
+    fault: MtrlError | None = None
+    if process.returncode and not signals.number:
+        words = (err.strip().splitlines() or ["its process ended without a word"])[-1]
+        fault = UsageError(words) if process.returncode == 2 else MtrlError(f"the store: {words}")
+    return _Tidied(
+        [Stored(**one) for one in facts if "uri" in one],
+        [(one["left"], one["why"]) for one in facts if "left" in one],
+        signals.number,
+        fault,
+    )
+
+
+@dataclass(slots=True)
+class _Signals:
+    process: subprocess.Popen[str] | None = None
+    number: int | None = None
+
+    def stop(self, number: int, _frame: object) -> None:
+        self.number = number
+        if self.process is not None:
+            self.process.terminate()
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    """SIGINT and SIGTERM end the process that is set inside; one that is ignored stays so."""
+    signals = _Signals()
+    asked = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, signals.stop) for number in asked}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # --- what is told -------------------------------------------------------------------------------
@@ -152,6 +220,13 @@ def _told(
             yield f"  {_sum(going)} may go: {asked}" if going else f"  none is {days} days old yet"
     for other in sorted(stores_of(run for folder in folders for run in list_runs(folder)) - {root}):
         yield f"runs here keep weights elsewhere too: mtrl store --store {shlex.quote(str(other))}"
+
+
+def _left(left: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for place, why in left[:_SHOWN]:
+        yield f"{place} {why}"
+    if len(left) > _SHOWN:
+        yield f"and {len(left) - _SHOWN:,} more"
 
 
 def _row(run: str, status: str | None, held: _Judged) -> tuple[str, ...]:
@@ -184,7 +259,9 @@ def _bytes(some: Sequence[Stored]) -> str:
     return f"{compact(sum(one.size for one in some))}B"
 
 
-def _facts(root: Path, held: _Judged, going: Sequence[Stored]) -> dict[str, Any]:
+def _facts(
+    root: Path, held: _Judged, going: Sequence[Stored], left: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
     goes = {one.uri for one in going}
     return {
         "store": str(root),
@@ -200,4 +277,5 @@ def _facts(root: Path, held: _Judged, going: Sequence[Stored]) -> dict[str, Any]
             }
             for one, need in held
         ],
+        "left_alone": [{"place": place, "why": why} for place, why in left],
     }
