@@ -96,10 +96,10 @@ def show_store(
     if not going:
         told.line("nothing goes")
         return 0
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    told.line(f"to be removed: {_sum(going)}")
     try:
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        told.line(f"to be removed: {_sum(going)}")
         if not yes and not _confirmed(told):
             return 0
         done = _remove(root, going, folders, prune, days)
