@@ -61,6 +61,8 @@ class RunFolder:
         self._borrows: Callable[[], Mapping[str, Any]] | None = None
         self._logged: set[str] = set()
         self._noticed = 0
+        self._lasting: tuple[str, ...] = ()
+        """Evaluations that stand when training goes on."""
         self.inherited: tuple[str, ...] = tuple(state["borrows"]["quarantined"])
         """What earlier attempts could not return, one line each."""
         self.ledger = Ledger(path / "ledger.jsonl", redact)
@@ -114,7 +116,7 @@ class RunFolder:
         """Begin the next attempt of a run that is over, at ``step``; -1 is the very beginning.
 
         The caller holds the run's lock. What was evaluated before training is kept with
-        ``evaluation``; what was evaluated after it is not, as training goes on.
+        ``evaluation``; what was evaluated after it is not, once training goes on (`goes_on`).
         """
         state = json.loads((path / "run.json").read_text(encoding="utf-8"))
         _refuse_obstacle(path.parent)
@@ -130,14 +132,12 @@ class RunFolder:
             reason=None,
             ended=None,
             attempt=attempt,
-            step=max(step, 0),
             resumed=[*state.get("resumed", []), resumed],
             **process_facts(os.getpid()),
         )
-        kept = state["evaluation"] if evaluation else {}
-        state["evaluation"] = {when: kept[when] for when in ("before",) if when in kept}
         beat(path)
         folder = cls(path, state, redact)
+        folder._lasting = ("before",) if evaluation else ()
         _point_latest(path.parent, path.name)
         return folder
 
@@ -164,6 +164,13 @@ class RunFolder:
     def evaluation(self) -> Mapping[str, Any]:
         """What was evaluated, by ``before`` and ``after``."""
         return dict(self._state["evaluation"])
+
+    def goes_on(self, step: int) -> None:
+        """Record that training goes on from ``step``; what was evaluated after it is over."""
+        told = self._state["evaluation"]
+        self.update(
+            step=step, evaluation={when: told[when] for when in self._lasting if when in told}
+        )
 
     def begun_at(self, policy: str) -> None:
         """Record the policy that a resumed attempt begins from: old weights, a new name."""

@@ -6,8 +6,9 @@ Under the run's lock, in this order:
 2. what the last attempt left is settled, as `mtrl cancel` does;
 3. the folder's record says: running, attempt + 1, this process. From here on everybody else finds
    a run that lives;
-4. commits after the one where the attempt begins are voided, durably, before anything is asked of
-   a server; trajectories of those steps are moved to ``trajectories/voided-by-aN/``.
+4. once a server has what the attempt begins with, `go_back` voids the commits after that step,
+   durably; trajectories of those steps are moved to ``trajectories/voided-by-aN/``. Until then
+   nothing is void: a training state that is lost costs no step that stands.
 
 The attempt begins at the last commit that has a training state, or at an earlier one that is asked
 for, where the last one's is lost. Without a state it begins anew, with a model of the same seed.
@@ -157,10 +158,17 @@ def take_over(
         folder = RunFolder.reopen(
             path, step=step, evaluation=not (config and config.evaluates_anew), redact=redact
         )
-        if history.last is not None and history.last.step > step:
-            folder.commits.append(rollback(step, folder.attempt), durable=True)
-        _set_aside(path / "trajectories", step, folder.attempt)
     return Takeover(folder, stands, reaped)
+
+
+def go_back(folder: RunFolder, stands: History) -> None:
+    """Void, for the run's present attempt, the commits that ``stands`` does not have."""
+    step = ANEW if stands.last is None else stands.last.step
+    last = read_history(folder.path / "commits.jsonl").last
+    folder.goes_on(max(step, 0))
+    if last is not None and last.step > step:
+        folder.commits.append(rollback(step, folder.attempt), durable=True)
+    _set_aside(folder.path / "trajectories", step, folder.attempt)
 
 
 def _change_config(path: Path, state: Mapping[str, Any], config: NewConfig) -> None:

@@ -6,12 +6,14 @@ tracker, ``RUN-a3`` for the third, and tells there again what stands; what was v
 the old name. An attempt that voids nothing goes on where the last one ended.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mtrl_cli.errors import MtrlError
-from mtrl_cli.runs.commits import standing
+from mtrl_cli.runs.commits import rollback, standing
 from mtrl_cli.runs.files import read_records
 
 _NO_FIGURES = ("step", "attempt", "time")
@@ -63,6 +65,7 @@ def read_past(folder: Path, attempt: int) -> Past:
             for record in read_records(folder / "commits.jsonl")
             if record["attempt"] < attempt + (record["kind"] == "rollback")
         ]
+        records += _going_back(folder, attempt, records)
         voids = [int(record["attempt"]) for record in records if record["kind"] == "rollback"]
         points = [
             Point(
@@ -75,3 +78,17 @@ def read_past(folder: Path, attempt: int) -> Past:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise MtrlError(f"{folder}: {error}; mtrl verify says where") from error
     return Past(attempt, voids[-1] if voids else None, tuple(points))
+
+
+def _going_back(
+    folder: Path, attempt: int, records: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rollback that ``attempt`` will write once a server has what it begins with."""
+    if any(record["attempt"] == attempt for record in records):
+        return []
+    state = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    begun = [one for one in state.get("resumed", ()) if one["attempt"] == attempt]
+    last = standing(records).last
+    if not begun or last is None or last.step <= begun[-1]["step"]:
+        return []
+    return [rollback(begun[-1]["step"], attempt)]

@@ -3,7 +3,8 @@
 The model on the server is fresh in both cases: nothing that an earlier attempt has asked for, and
 that may still be executed, can reach it. A resumed attempt loads the state of its last standing
 commit into it, with the optimizer's, and publishes what it has loaded under a name of its own;
-the groups from here on are sampled from that snapshot.
+the groups from here on are sampled from that snapshot. Only then are later commits voided: where
+the state cannot be had, the run stands as it stood.
 """
 
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
-from mtrl_cli.runs.commits import History
+from mtrl_cli.runs.commits import Commit, History, read_history
 from mtrl_cli.runs.folder import RunFolder
-from mtrl_cli.runs.takeover import states
+from mtrl_cli.runs.takeover import go_back, states
 from mtrl_cli.servers.errors import Refused
 from mtrl_cli.training.commit import commit
 from mtrl_cli.training.operations import Operations
@@ -59,32 +60,36 @@ async def begin(
     first, last = history.initial, history.last
     if first is None or last is None:
         initial = PolicySnapshot(await _publish(folder, operations, 0), 0)
+        go_back(folder, history)
         commit(folder, 0, initial, None, {})
         return Start(initial, initial, history)
-    assert last.state is not None  # an attempt begins at a commit that has one
-    await _load(operations, last.state, history, store)
+    await _load(folder, operations, last, store)
     policy = PolicySnapshot(await _publish(folder, operations, last.policy_step), last.policy_step)
+    go_back(folder, history)
     folder.begun_at(policy.uri)
     return Start(PolicySnapshot(first.policy, 0), policy, history)
 
 
-async def _load(operations: Operations, state: str, history: History, store: Path | None) -> None:
-    """Load a training state.
+async def _load(
+    folder: RunFolder, operations: Operations, begun: Commit, store: Path | None
+) -> None:
+    """Load the training state of a commit.
 
     Raises:
-        Refused: the server does not have it, or cannot read it; the hint names earlier ones.
+        Refused: the server does not have it, or cannot read it; the hint names the others.
     """
+    assert begun.state is not None
     try:
-        await operations.load_state(state)
+        await operations.load_state(begun.state)
     except Refused as error:
-        last, *earlier = reversed(states(history))
         where = "" if store is None else f"; server.store is {store}"
         told = Refused(
-            f"the training state of step {last} was not loaded: {error}{where}",
+            f"the training state of step {begun.step} was not loaded: {error}{where}",
             transient=error.transient, retry_after=error.retry_after, status=error.status,
         )  # fmt: skip
-        steps = ", ".join(map(str, sorted(earlier)))
-        told.hint = f"begin at an earlier state ({steps}): mtrl train --resume RUN@STEP"
+        stand = states(read_history(folder.path / "commits.jsonl"))
+        others = ", ".join(str(step) for step in stand if step != begun.step)
+        told.hint = f"begin at another state ({others}): mtrl train --resume RUN@STEP"
         raise told from error
 
 

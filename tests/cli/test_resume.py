@@ -222,7 +222,7 @@ def test_an_earlier_state_where_the_server_has_lost_the_last_one(tmp_path: Path)
     store = tmp_path / "store"
     settings = (
         "server.store=store", "train.steps=4", "train.checkpoint_every=2", "train.lora_rank=4",
-        "group.size=2", "group.per_step=1", "eval.games=0", "env.check_seeds=false",
+        "group.size=2", "group.per_step=1", "eval.games=2", "env.check_seeds=false",
     )  # fmt: skip
     assert mtrl("train", *settings, cwd=tmp_path).returncode == 0
     # A run that trains nothing does not take the place of the last one that does.
@@ -240,7 +240,24 @@ def test_an_earlier_state_where_the_server_has_lost_the_last_one(tmp_path: Path)
     assert "the training state of step 4 was not loaded: " in ended.stderr
     assert f"is not in the store; server.store is {store}" in ended.stderr
     assert list(elsewhere.iterdir()) == []
-    assert "hint: begin at an earlier state (0, 2): mtrl train --resume RUN@STEP" in ended.stderr
+    assert "hint: begin at another state (0, 2): mtrl train --resume RUN@STEP" in ended.stderr
+
+    [early] = store.glob("models/*/weights/*step-000002.npz")
+    early.rename(tmp_path / "kept")
+    run = (tmp_path / "runs" / "latest").resolve()
+    before = (run / "commits.jsonl").read_text()
+    ended = mtrl("train", "--resume", "last@2", *more, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "hint: begin at another state (0, 4): mtrl train --resume RUN@STEP" in ended.stderr
+    # The state is lost; what was reached is not.
+    assert (run / "commits.jsonl").read_text() == before
+    assert {path.name for path in (run / "trajectories").iterdir()} == {
+        f"step-{step:06d}.jsonl.gz" for step in range(1, 5)
+    }
+    state = json.loads((run / "run.json").read_text())
+    assert (state["step"], set(state["evaluation"])) == (4, {"before", "after"})
+    assert mtrl("verify", run.name, cwd=tmp_path).returncode == 0
+    (tmp_path / "kept").rename(early)
 
     ended = mtrl("train", "--resume", "last@3", *more, cwd=tmp_path)
     assert ended.returncode == 2
