@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from mtrl_cli.servers.pool import Pool
 
 PREFIX = "/api/v1/"
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 7.5
+"""Less than a stop waits for a call (`training.operations.PATIENCE`): one that has found no
+connection was surely not sent, and has the time to say so."""
 
 # Shorter than the keep-alive of common servers (uvicorn's is 5 s), so that the pool gives up a
 # connection before the server does.

@@ -302,14 +302,14 @@ class Frame:
         left = self.experiment.run.drain_timeout
         deadline = time.monotonic() + left
         while self.stop.stage < Stage.STOP and left > 0:
-            if (closed := service.closed_for) >= left:
-                told = f"the server lets nothing be sent for {closed:.0f} s more"
-                self.notice(f"{told}, and the drain may take {left:.0f} s: it ends now")
-                break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(_GLANCE, left)):
                     await self.stop.reached(Stage.STOP)
             left = deadline - time.monotonic()
+            if 0 < left <= (closed := service.closed_for) and self.stop.stage < Stage.STOP:
+                told = f"the server lets nothing be sent for {closed:.0f} s more"
+                self.notice(f"{told}, and the drain has {left:.0f} s left: it ends now")
+                break
         self.stop.request(Stage.STOP)
 
     async def _end(self, status: str, reason: str | None) -> None:

@@ -1,8 +1,9 @@
 """Training calls: their order and numbers, and that a large batch does not hold up the loop."""
 
 import asyncio
+import socket
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.ledger import Ledger
+from mtrl_cli.servers import transport
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.interface import Capabilities
 from mtrl_cli.servers.tinker.codec import parse, parse_aside
 from mtrl_cli.servers.tinker.service import TinkerService
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
+from mtrl_cli.training import operations as training
 from mtrl_cli.training.operations import Operations, TrainingError
 from tests.servers.calls import ADAM, ENDPOINTS, LOSS, SPEC, datum
 from tests.servers.test_strain import until
@@ -151,6 +154,30 @@ async def test_nor_for_a_model_that_it_does_not_need_any_more(world, tmp_path):
     states = [line["state"] for line in read_records(tmp_path / "second.jsonl")]
     assert states == ["intent", "refused"]
     assert resources.live == ()
+
+
+async def test_a_call_that_finds_no_connection_before_the_stop_is_over_was_not_sent(
+    world, monkeypatch
+):
+    server, _, operations, calls = world
+    assert transport.CONNECT_SECONDS < training.PATIENCE
+    monkeypatch.setattr("mtrl_cli.servers.transport.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("mtrl_cli.training.operations.PATIENCE", 1.5)
+    port = int(server.url.rsplit(":", 1)[1])
+    await server.stop()
+    with socket.create_server(("127.0.0.1", port), backlog=0) as deaf, ExitStack() as filled:
+        for _ in range(3):  # what it does not accept fills its queue, and the next ones wait
+            one = filled.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(deaf.getsockname())
+        stepping = asyncio.create_task(operations.optim_step(ADAM))
+        await until(lambda: calls())
+        await asyncio.sleep(0.05)
+        stepping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stepping
+    await server.start(port)
+    assert calls() == [("a1/optim_step/1", "intent"), ("a1/optim_step/1", "refused")]
 
 
 async def test_a_call_whose_reply_was_lost_goes_on_after_a_stop(tmp_path):
