@@ -6,7 +6,16 @@ from pathlib import Path
 
 from mtrl_cli.display.lines import Redact, counted, games_of, interval, with_error
 from mtrl_cli.display.state import GroupView, RunState
-from mtrl_cli.display.text import clock, compact, gap, harmless, policy_name, reward, run_tail
+from mtrl_cli.display.text import (
+    clock,
+    compact,
+    gap,
+    harmless,
+    policy_name,
+    reward,
+    run_dir_override,
+    run_tail,
+)
 from mtrl_cli.display.words import outcome, outcomes, reasons
 from mtrl_cli.display.wrapping import LABEL, Fact, glued, laid_out, wrapped
 from mtrl_cli.training.events import (
@@ -178,7 +187,7 @@ def _playing(folder: str, play: str | None) -> str:
     own = folder if "/" in folder else f"./{folder}"  # a path, not an experiment's name
     command = play or f"mtrl rollout conf={shlex.quote(own)}"
     if play is None and path.parent != Path("runs"):  # where the folder is now, names are found
-        command += f" run.dir={shlex.quote(str(path.parent))}"
+        command += f" {run_dir_override(str(path.parent))}"
     return harmless(f"{command} policy={_named(folder)}@last --show 1")
 
 

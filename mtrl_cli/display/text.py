@@ -5,6 +5,7 @@ cursor, set the window's title or hide text. Every such string passes through `h
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 _CONTROL = re.compile(
@@ -101,3 +102,21 @@ def no_sign_of_life(seconds: float, stopped: bool, pid: int) -> str:
     if stopped:
         return f"it is stopped, by Ctrl-Z or SIGSTOP: fg, or kill -CONT {pid}, lets it go on"
     return f"no sign of life for {seconds:.0f} s: it is frozen, or code in it keeps Python's lock"
+
+
+def run_dir_override(runs: str) -> str:
+    """``run.dir=…`` as a shell takes it, and behind the shell the grammar of overrides: there a
+    name of other than letters, digits and ``._/-`` is quoted, what looks like an interpolation is
+    escaped, and backslashes are doubled before either."""
+    name = runs
+    if not _PLAIN.fullmatch(name):
+        name = re.sub(r"(\\*)\$\{", r"\1\1\\${", name)
+        name = re.sub(r'(\\*)("|\Z)', lambda at: at[1] * 2 + at[2].replace('"', '\\"'), name)
+        name = f'"{name}"'
+    return shlex.quote(f"run.dir={name}")
+
+
+_PLAIN = re.compile(
+    r"\.|[\w./-]*/[\w./-]*|(?!(?:null|true|false|nan|inf)$)[a-z_][\w-]*", re.ASCII | re.I
+)
+"""What the grammar reads as text, and as the same."""

@@ -95,11 +95,14 @@ def run_names(runs: Path) -> list[str]:
 
 
 def find_run(runs: Path, asked: str) -> RunRecord:
-    """The run that ``asked`` names: its id, its tail, a unique prefix, or ``last``.
+    """The run that ``asked`` names: its id, its tail, a unique prefix, ``last``, or its folder,
+    wherever that is: a path with a ``/``.
 
     Raises:
         NoSuchRun: with what there is.
     """
+    if "/" in asked and (Path(asked) / "run.json").is_file():
+        return read_run(without_links(Path(asked)))
     names = run_names(runs)
     if asked == "last":
         return read_run(without_links(runs / _last(runs, names)))

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
@@ -160,3 +161,22 @@ def test_the_same_run_twice_is_refused(tmp_path: Path, arguments: list[str]) -> 
     done = mtrl("train", "-m", *arguments, "--dry-run", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "error: two runs of the sweep are the same: seed=1 and seed=1\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("folders", "command"),
+    [
+        (("x/runs/r-1", "x/runs/r-2"), "r-1 r-2 --runs-dir x/runs"),
+        (("it's, b/r-1", "r-2"), """'it'"'"'s, b/r-1' ./r-2"""),
+    ],
+)
+def test_the_line_that_compares_finds_the_runs_wherever_they_are(
+    capsys: pytest.CaptureFixture[str], folders: Sequence[str], command: str
+) -> None:
+    runs = [
+        RunFinished(Path(folder).name, folder, "finished", None, 1, 8, 80, "p", None, None, {})
+        for folder in folders
+    ]
+    compare([Result({"seed": "1"}, 0, 1.0, 0.5, run) for run in runs], 0, str)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.removeprefix("compare    mtrl report ") == command

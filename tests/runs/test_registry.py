@@ -59,6 +59,12 @@ def test_a_run_is_named_by_id_prefix_tail_or_last(runs: Path, asked: str, found:
     assert find_run(runs, asked).path == runs / found
 
 
+def test_a_path_with_a_slash_names_a_run_wherever_it_is(runs: Path, tmp_path: Path) -> None:
+    assert find_run(tmp_path / "elsewhere", str(runs / FIRST)).id == FIRST
+    with pytest.raises(NoSuchRun):
+        find_run(runs, f"./{FIRST}")
+
+
 def test_the_tail_of_a_run_names_it_whatever_other_ids_begin_with(runs: Path) -> None:
     run = runs / "20270101-120000-2026"
     run.mkdir()

@@ -136,8 +136,12 @@ def _report(results: Sequence[Result]) -> Iterator[str]:
     """The command that draws the trained runs over each other; nothing where there are not two."""
     trained = [one.finished for one in results if one.finished and one.finished.steps]
     if len(trained) > 1:
-        names = " ".join(run_tail(finished.run) for finished in trained)
-        yield f"compare    mtrl report {names}{runs_dir_option(Path(trained[0].folder).parent)}"
+        folders = [Path(finished.folder) for finished in trained]
+        names, option = [run_tail(one.run) for one in trained], runs_dir_option(folders[0].parent)
+        if len({folder.parent for folder in folders}) > 1:  # as paths, which need a /
+            names = [str(one) if "/" in str(one) else f"./{one}" for one in folders]
+            option = ""
+        yield f"compare    mtrl report {' '.join(map(shlex.quote, names))}{option}"
 
 
 def _figures(result: Result) -> dict[str, str]:
