@@ -5,34 +5,40 @@
 =============  =====================================================================================
 ``needed``     a commit that stands names it, a named policy (or its state, or the policy that its
                run began from), an evaluation, or a run that played it; or it is of a run that goes
-               on, or may do so on another machine, that a script carries out, or whose files
-               cannot be read
+               on, or may do so on another machine, that a script carries out, whose files cannot
+               be read, or whose folder is behind a symbolic link
 ``between``    of a finished run, a commit that stands names it; but it is neither the first policy
                nor the last one, nor the last training state, nor named, nor evaluated
-``void``       of a run that is over, and no commit that stands names it
-``unknown``    of no run in these folders: another folder's run may need it
+``void``       of a run that is over, saved by an attempt of its own that committed, and no commit
+               that stands names it
+``unknown``    of no run in these folders, or of an attempt that is not in them: another folder's
+               run, a copy say that was resumed there, may need it
 =============  =====================================================================================
 
 Of a run that was stopped or died nothing that a commit stands for is ever ``between``: it can be
 resumed at each of its training states, and be compared at each step.
+
+Nothing is known of runs, names and evaluations in other folders, but that each attempt saves from a
+model of its own: what an attempt of a copy saves is never taken for this folder's.
 """
 
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from mtrl_cli.errors import MtrlError
+from mtrl_cli.runs.commits import published
 from mtrl_cli.runs.folder import SCRIPT
-from mtrl_cli.runs.policies import list_policies
+from mtrl_cli.runs.policies import every_policy
 from mtrl_cli.runs.processes import Standing, standing
-from mtrl_cli.runs.registry import RunRecord, list_runs
+from mtrl_cli.runs.registry import RunRecord, list_runs, read_run
 from mtrl_cli.runs.takeover import whole_history
 
-_OF_RUN = re.compile(r"tinker://[^/]+/(?:sampler_)?weights/([^/]+)/a\d+/step-\d+")
+_OF_RUN = re.compile(r"tinker://[^/]+/(?:sampler_)?weights/([^/]+)/a(\d+)/step-\d+")
 _STORE = re.compile(r"^server:\n(?:  .*\n)*?  store: (?!null$)([^\s'\"$]+)$", re.MULTILINE)
 """As a run's config.yaml has it, where it is a plain path."""
 
@@ -58,30 +64,45 @@ class Stored:
     def run(self) -> str:
         """The id of the run that saved it, by its name; else that of the model."""
         match = _OF_RUN.fullmatch(self.uri)
-        return match[1] if match else self.uri.split("/")[2]
+        return match[1] if match else self.model
+
+    @property
+    def attempt(self) -> int:
+        """The attempt of that run, by its name; 0 where a run's name is not in it."""
+        match = _OF_RUN.fullmatch(self.uri)
+        return int(match[2]) if match else 0
+
+    @property
+    def model(self) -> str:
+        """The id of the server's model that it was saved from."""
+        return _model(self.uri)
 
 
 def needs(stored: Iterable[Stored], folders: Sequence[Path]) -> list[tuple[Stored, Need]]:
     """What each of ``stored`` is to the runs and the named policies in ``folders``.
 
     Raises:
-        MtrlError: the manifest of a named policy cannot be read, so what it needs is not known.
+        MtrlError: the manifest of a named policy cannot be read, or a symbolic link leads nowhere,
+            so what is needed is not known.
     """
     runs = [run for folder in folders for run in list_runs(folder)]
-    held = {uri for run in runs for uri in _played(run)} | set(_named(folders))
+    linked = list(_linked(folders, {run.path.resolve() for run in runs}))
+    held = {uri for run in (*runs, *linked) for uri in _played(run)} | set(_named(folders))
     between: set[str] = set()
-    over: set[str] = set()
-    kept: set[str] = set()
+    own: dict[tuple[str, str], int] = {}  # a run and a model of its → its latest attempt
+    kept = set(map(run_id, linked))
     for run in runs:
         try:
             needed, passed = _of_run(run)
+            models = set(map(_model, published(run.path / "commits.jsonl")))
         except (MtrlError, OSError):
             kept.add(run_id(run))
         else:
             held |= needed
             between |= passed
-            over.add(run_id(run))
-    if any(run.alive and run.state.get("kind") != "train" for run in runs):
+            for known in ((run_id(run), model) for model in models):
+                own[known] = max(run.attempt, own.get(known, 0))
+    if any(run.alive and run.state.get("kind") != "train" for run in (*runs, *linked)):
         held |= between  # it plays policies that its files may not name yet
 
     def need(one: Stored) -> Need:
@@ -89,7 +110,8 @@ def needs(stored: Iterable[Stored], folders: Sequence[Path]) -> list[tuple[Store
             return Need.needed
         if one.uri in between:
             return Need.between
-        return Need.void if one.run in over else Need.unknown
+        latest = own.get((one.run, one.model), 0)
+        return Need.void if 0 < one.attempt <= latest else Need.unknown
 
     return [(one, need(one)) for one in stored]
 
@@ -97,6 +119,10 @@ def needs(stored: Iterable[Stored], folders: Sequence[Path]) -> list[tuple[Store
 def run_id(run: RunRecord) -> str:
     """The id that its snapshots carry, also where its folder has another name."""
     return str(run.state.get("id", run.id))
+
+
+def _model(uri: str) -> str:
+    return uri.removeprefix("tinker://").partition("/")[0]
 
 
 def stores_of(runs: Iterable[RunRecord]) -> set[Path]:
@@ -146,7 +172,27 @@ def _played(run: RunRecord) -> Iterator[str]:
             yield facts["policy"]
 
 
+def _linked(folders: Sequence[Path], seen: Collection[Path]) -> Iterator[RunRecord]:
+    """The runs behind symbolic links, which no other command follows, but for those in ``seen``.
+
+    Raises:
+        MtrlError: a link leads nowhere.
+    """
+    for entry in (entry for folder in folders if folder.is_dir() for entry in folder.iterdir()):
+        record = entry / "run.json"
+        if entry.name == "latest" or not (entry.is_symlink() or record.is_symlink()):
+            continue
+        for link in (entry, record):
+            if link.is_symlink() and not link.exists():
+                raise MtrlError(
+                    f"{link} is a symbolic link that leads nowhere: bring back what was there, or "
+                    "remove it"
+                )
+        if record.is_file() and entry.resolve() not in seen:
+            yield read_run(entry)
+
+
 def _named(folders: Sequence[Path]) -> Iterator[str]:
-    for policy in (policy for folder in folders for policy in list_policies(folder)):
+    for policy in (policy for folder in folders for policy in every_policy(folder)):
         yield policy.uri
         yield from (uri for uri in (policy.initial, policy.manifest.get("state")) if uri)

@@ -97,6 +97,26 @@ def list_policies(runs: Path) -> list[NamedPolicy]:
     return sorted(found, key=lambda policy: float(policy.manifest["time"]), reverse=True)
 
 
+def every_policy(runs: Path) -> list[NamedPolicy]:
+    """Every named policy, also those behind symbolic links, which `list_policies` leaves out.
+
+    Raises:
+        MtrlError: a manifest cannot be read, or a link leads nowhere.
+    """
+    folder = runs / FOLDER
+    if folder.is_symlink() and not folder.is_dir():
+        raise MtrlError(
+            f"{folder} is a symbolic link that leads nowhere: bring back what was there"
+        )
+    names = [
+        entry.name
+        for entry in (folder.iterdir() if folder.is_dir() else ())
+        if _NAME.fullmatch(entry.name)
+        and (entry.is_symlink() or os.path.lexists(entry / "manifest.json"))
+    ]
+    return [read_policy(runs, name) for name in sorted(names)]
+
+
 def read_policy(runs: Path, name: str) -> NamedPolicy:
     """The policy of a given name (see `policy_names`).
 

@@ -104,12 +104,15 @@ def test_two_at_once_remove_each_file_once_and_an_old_model_with_its_last(tmp_pa
     a_run(runs)
     many = [f"tinker://model_{n:012x}/weights/{RUN}/a7/step-{n:06d}" for n in range(200)]
     filled(root, [*EVERY, *many])
+    for path in root.glob("models/*/weights/*+a7+*.npz"):
+        os.utime(path, (1.0, 1.0))
     old = root / "models" / "model_000000000009"
     torn = old / "weights" / ".0123456789abcdef.tmp"
     torn.write_bytes(b"half")
     for path in (old / "model.json", torn):
         os.utime(path, (1.0, 1.0))
-    asked = command("store", "--store", "store", "--prune", "void", "--yes")
+    kinds = ("--prune", "void", "--prune", "unknown")
+    asked = command("store", "--store", "store", *kinds, "--yes")
     both = [
         subprocess.Popen(asked, cwd=tmp_path, env=environment(), stdout=-1, stderr=-1, text=True)
         for _ in range(2)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,46 @@ def test_of_a_finished_run_its_ends_are_needed(tmp_path: Path) -> None:
     assert (found[Need.needed], found[Need.void]) == (ENDS, VOID)
     assert found[Need.between] == set(EVERY) - ENDS - VOID
     assert found[Need.unknown] == {"tinker://model_0123456789ab/weights/of/an-sdk"}
+
+
+def test_what_another_folders_attempt_saved_is_unknown(tmp_path: Path) -> None:
+    """A copy of the run, resumed elsewhere: it has a model of its own, perhaps our number."""
+    a_run(tmp_path)
+    later, ours = policy(7, 3), policy(7, 2).replace("model_000000000002", "model_0123456789ab")
+    above = policy(7, 2).replace("/a2/", "/a3/")
+    found = sorted_out(tmp_path, more=(later, ours, above, policy(7, 2)))
+    assert (found[Need.unknown], found[Need.void]) == ({later, ours, above}, VOID | {policy(7, 2)})
+
+
+def test_what_is_behind_a_link_is_needed_and_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
+    runs, away = tmp_path / "runs", tmp_path / "away"
+    a_run(runs)
+    played = a_run(away, name="played", id="b", kind="eval", step=0, policy=policy(5, 2))
+    (runs / "played").symlink_to(played)
+    other = "20261129-122135-beef"
+    a_run(away, name=other, id=other)
+    (runs / other).symlink_to(away / other)
+    facts = {"format": 1, "uri": policy(2), "policy_step": 2, "time": 1.0, "server": {}}
+    write_policy(away, "mine", facts, "")
+    (runs / "policies").symlink_to(away / "policies")
+    found = sorted_out(runs, more=(policy(1, run=other),))
+    assert found[Need.needed] == ENDS | {policy(5, 2), policy(2), policy(1, run=other)}
+    (runs / "policies").unlink()
+    (runs / "policies").mkdir()
+    (runs / "policies" / "its").symlink_to(away / "policies" / "mine")
+    assert policy(2) in sorted_out(runs)[Need.needed]
+    (away / "policies").rename(away / "gone")
+    with pytest.raises(MtrlError, match=r"its/manifest.json cannot be read"):
+        sorted_out(runs)
+    (runs / "policies" / "its").unlink()
+    (runs / "policies").rmdir()
+    (runs / "policies").symlink_to(away / "policies")
+    with pytest.raises(MtrlError, match="policies is a symbolic link that leads nowhere"):
+        sorted_out(runs)
+    (runs / "policies").unlink()
+    shutil.rmtree(away / other)
+    with pytest.raises(MtrlError, match="beef is a symbolic link that leads nowhere"):
+        sorted_out(runs)
 
 
 def test_what_is_named_evaluated_or_played_is_needed(tmp_path: Path) -> None:

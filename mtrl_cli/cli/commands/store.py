@@ -208,9 +208,13 @@ def _told(
     yield from table([_HEADS, *rows]) if rows else ()
     where = ", ".join(map(str, folders))
     meaning = {
-        Need.void: "of a run that is over, and none of its commits stands for it",
-        Need.between: "of a finished run: neither its first nor its last, not named, not evaluated",
-        Need.unknown: f"of no run in {where}: one in another folder may need it (--runs-dir)",
+        Need.void: "of a run that is over, and none of its commits stands for it; runs in other "
+        "folders are not seen: a copy of it may need it (--runs-dir)",
+        Need.between: "of a finished run: neither its first nor its last, not named, not "
+        "evaluated; runs in other folders are not seen: a name or a copy there may need it, and "
+        "an evaluation that plays it fails (--runs-dir)",
+        Need.unknown: f"of no run in {where}, or of an attempt that is not there: one in another "
+        "folder may need it (--runs-dir)",
     }
     for kind, text in meaning.items():
         if any(need is kind for _, need in held):
