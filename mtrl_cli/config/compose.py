@@ -216,7 +216,9 @@ def _refuse_without_base(container: dict[str, Any], file: Path) -> None:
     missing = [group for group in grouped if group not in container]
     if missing:
         raise ConfigError(
-            f"it builds on no other file, and does not set {', '.join(missing)}",
+            f"it builds on no other file, and does not set {', '.join(missing)}"
+            if container
+            else "the file is empty",
             at=places.shown(file),
             hint=f"begin it with `defaults: [{places.BASE}, _self_]` for all other values",
         )

@@ -87,6 +87,8 @@ def nearest_key(key: str) -> str | None:
             return f"{section}.{found}"
     elif found := nearest(key, keys):
         return found
+    if keys.get(name) == "value":  # `task.seed`: it is the whole experiment's
+        return name
     # Of names that are alike in two sections, that of the training is meant most often.
     last_parts = {one.rpartition(".")[2]: one for one in sorted(keys, key=_of_training)}
     last = nearest(key.rpartition(".")[2], last_parts)

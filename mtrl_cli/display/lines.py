@@ -19,12 +19,15 @@ _OF_EVAL = ("eval", "rival")
 """Labels of ``mtrl eval``: the policy that was asked for, and the one that it is compared with."""
 
 
+_ANEW = "at the beginning: no later step has a training state (train.checkpoint_every)"
+
+
 def beginning_line(made: FolderMade) -> str:
     """Where a run is, and where an attempt of it goes on."""
     line = f"run {harmless(made.run)} in {harmless(made.folder)}"
     if made.attempt == 1:
         return line
-    where = f"after step {made.step}" if made.step else "at the beginning"
+    where = f"after step {made.step}" if made.step else _ANEW
     return f"{line}: attempt {made.attempt} goes on {where}"
 
 

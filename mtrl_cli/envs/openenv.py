@@ -29,6 +29,7 @@ from mtrl_cli.envs.openenv_class import (
     async_method,
     check_class,
     is_async,
+    written,
 )
 from mtrl_cli.envs.workers import Owner, StuckError, Workers, WorkRaised
 from mtrl_cli.errors import text_of
@@ -157,7 +158,7 @@ class EmbeddedSession:
             )
         reply: Reply = await self._run(
             "reset",
-            lambda: self._reply(self._environment.reset(**arguments)),
+            lambda: self._reply("reset", self._environment.reset(**arguments)),
             factory.deadlines.reset,
         )
         return reply
@@ -169,7 +170,7 @@ class EmbeddedSession:
             return await self._await("step", lambda: async_method(self._environment, "step")(given))
         reply: Reply = await self._run(
             "step",
-            lambda: self._reply(self._environment.step(factory.read_action(action))),
+            lambda: self._reply("step", self._environment.step(factory.read_action(action))),
             factory.deadlines.step,
         )
         return reply
@@ -228,7 +229,7 @@ class EmbeddedSession:
         deadline, begun = asyncio.timeout(timeout), running()
         try:
             async with deadline:
-                return self._reply(await start())
+                return self._reply(operation, await start())
         except asyncio.CancelledError as error:
             if not is_being_cancelled():
                 raise self._raised(operation, error) from error
@@ -248,11 +249,13 @@ class EmbeddedSession:
     def _raised(self, operation: str, error: BaseException) -> EnvironmentFault:
         return raised(self._name, operation, error, self._factory.environment_class)
 
-    def _reply(self, observation: Any) -> Reply:
+    def _reply(self, operation: str, observation: Any) -> Reply:
         """Raises: EnvironmentFault: it is no observation."""
         if not hasattr(observation, "model_dump"):
+            given = "None" if observation is None else type(observation).__name__
+            where = written(self._factory.environment_class, operation)
             raise EnvironmentFault(
-                f"{self._name} returned {type(observation).__name__}, not an Observation"
+                f"{self._name}.{operation} returned {given}, not an Observation{where}"
             )
         fields: Mapping[str, Any] = observation.model_dump(exclude=_NOT_OBSERVED)
         return Reply(fields, observation.reward, observation.done)

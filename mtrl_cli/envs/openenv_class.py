@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from types import CodeType
 from typing import Any, get_args, get_type_hints
 
 from mtrl_cli.errors import UsageError
@@ -131,3 +132,12 @@ def async_method(environment: Any, method: str) -> Any:
     """``step`` itself where it is a coroutine function, else ``step_async``; of a class, too."""
     plain = getattr(environment, method)
     return plain if inspect.iscoroutinefunction(plain) else getattr(environment, f"{method}_async")
+
+
+def written(environment_class: Any, operation: str) -> str:
+    """`` (FILE:LINE)`` of the method that a class has for an operation; empty where that is not
+    written in Python."""
+    waits = is_async(environment_class, operation)
+    own = async_method if waits else getattr
+    code = getattr(inspect.unwrap(own(environment_class, operation)), "__code__", None)
+    return f" ({code.co_filename}:{code.co_firstlineno})" if isinstance(code, CodeType) else ""

@@ -53,7 +53,7 @@ class WrongValueError(Exception):
     """What a method returned is not what it is to return; see `own_code`."""
 
 
-MEND_IT = "the traceback is in the run's log.txt; mend it first, or it fails there again"
+MEND_IT = "the traceback is in the run's log.txt; mend the code first, or it fails there again"
 """What to do about one's own code."""
 
 

@@ -227,6 +227,7 @@ def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path) -> None:
         ("name: [a\nx: b", "not valid YAML: expected ',' or ']', but got ':'", "exp.yaml:2:2"),
         ("name: a\nname: b", "not valid YAML: found duplicate key name", "exp.yaml:2:1"),
         ("- a", "the file holds no experiment", "exp.yaml"),
+        ("# later", "the file is empty", "exp.yaml"),
         (
             "name: a\ntrain: {steps: 3}",
             "it builds on no other file, and does not set budget, env, eval, group, run, server,"

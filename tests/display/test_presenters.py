@@ -534,6 +534,9 @@ def test_where_a_run_is_and_where_it_goes_on_is_said_before_anything_starts() ->
     again = Watched(None)
     again.see(FolderMade(RUN, FOLDER, attempt=2, step=4))
     assert again.text.startswith(f"{told}: attempt 2 goes on after step 4; starting")
+    anew = Watched(None)
+    anew.see(FolderMade(RUN, FOLDER, attempt=2))
+    assert "attempt 2 goes on at the beginning: no later step has a training state" in anew.text
 
 
 def test_a_run_without_a_step_offers_no_policy_to_play() -> None:

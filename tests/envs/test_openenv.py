@@ -157,7 +157,7 @@ PLACE = r" \(.*\.py:\d+\)$"
         ("Counter", "raise", r"^Counter.step raised ZeroDivisionError: by nothing" + PLACE),
         ("Counter", "exit", r"^Counter.step raised SystemExit: 3" + PLACE),
         ("Counter", "stumble", r"^Adapter.action raised KeyError: 'no action for it'" + PLACE),
-        ("Counter", "text", r"^Counter returned str, not an Observation$"),
+        ("Counter", "text", r"^Counter.step returned str, not an Observation" + PLACE),
         ("BadReward", "nan", r"^BadReward returned the reward nan, which is not finite$"),
         ("BadReward", "word", r"^BadReward returned the reward 'high', not a number$"),
         ("BadReward", "list", r"^BadReward returned the reward \[1\], not a number$"),

@@ -104,6 +104,6 @@ async def test_an_environment_that_raises_is_told_with_its_place(
     told = f"Broken.{operation} raised NameError: name 'sed' is not defined ({path}:7)"
     assert str(error) == f"all 1 groups of a step failed: {told}"
     assert error.hint is not None
-    assert "log.txt; mend it" in error.hint
+    assert "log.txt; mend the code" in error.hint
     log = (tmp_path / "runs/latest/log.txt").read_text()
     assert f'File "{path}", line 7, in {method.partition("(")[0]}\n    return sed' in log
