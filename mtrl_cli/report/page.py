@@ -22,6 +22,7 @@ from mtrl_cli.report.svg import draw, swatch
 from mtrl_cli.report.units import duration, share, with_error
 
 _HERE = Path(__file__).parent
+_DOT = " ·\u00a0"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -50,11 +51,10 @@ def page(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> str:
 
 def _one(run: RunFacts, chosen: Chosen) -> Iterator[str]:
     state = run.state
-    begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.get("created") or 0))
-    told = f"{run.id} · {run.record.status} · {begun}"
+    told = [run.id, run.record.status, _begun(run)]
     if state.get("reason"):
-        told += f" · {state['reason']}"
-    told += "".join(f" · {one}" for one in _trained_with(run))
+        told.append(str(state["reason"]))
+    told += _trained_with(run)
     keys = _keys(run) if trains(run) else _keys_of_played(run)
     yield _head(str(state.get("experiment", "?")), told, keys)
     yield _lacking([run], [chosen])
@@ -69,8 +69,12 @@ def _one(run: RunFacts, chosen: Chosen) -> Iterator[str]:
 def _several(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> Iterator[str]:
     grouped = settings(runs)
     experiments = ", ".join(dict.fromkeys(str(run.state.get("experiment")) for run in runs))
-    told = f"{len(runs)} runs of {len(grouped)} settings"
-    told = f"{grouped[0].count}, all other settings equal" if len(grouped) == 1 else told
+    settings_told = f"{len(runs)} runs of {len(grouped)} settings"
+    if len(grouped) == 1:
+        settings_told = f"{grouped[0].count}, all other settings equal"
+    alike = set.intersection(*(set(_trained_with(run)) for run in runs))
+    told = [settings_told, _begun(min(runs, key=_created))]
+    told += [one for one in _trained_with(runs[0]) if one in alike]
     yield _head(f"{experiments}: {len(runs)} runs", told, ())
     yield _lacking(runs, chosen)
     yield section("Results", words.BY_SETTING, results.by_setting(grouped))
@@ -100,12 +104,21 @@ def _lacking(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> str:
     return "".join(f'<p class="warn">{text(line)}</p>' for line in told)
 
 
-def _head(heading: str, told: str, keys: Iterable[tuple[str, str]]) -> str:
+def _created(run: RunFacts) -> float:
+    return float(run.state.get("created") or 0)
+
+
+def _begun(run: RunFacts) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(_created(run)))
+
+
+def _head(heading: str, told: Sequence[str], keys: Iterable[tuple[str, str]]) -> str:
+    """``told``: facts; where they take two lines, the break is before the dot."""
     shown = "".join(
         f"<div><b>{_small_error(value)}</b><span>{text(name)}</span></div>" for name, value in keys
     )
     below = f'<div class="keys">{shown}</div>' if shown else ""
-    return f'<h1>{text(heading)}</h1><p class="soft mono">{text(told)}</p>{below}'
+    return f'<h1>{text(heading)}</h1><p class="soft mono">{text(_DOT.join(told))}</p>{below}'
 
 
 def _small_error(value: str) -> str:
@@ -114,9 +127,11 @@ def _small_error(value: str) -> str:
 
 
 def _trained_with(run: RunFacts) -> Iterator[str]:
-    """Model and task, and what a run that trains does in a step; as far as that is known."""
+    """Model and task (where the experiment is not called like it), and what a run that trains does
+    in a step; as far as that is known."""
     known = run.settings
-    yield from (known[key] for key in ("server.base_model", "task.name") if key in known)
+    named = (known[key] for key in ("server.base_model", "task.name") if key in known)
+    yield from (name for name in named if name != run.state.get("experiment"))
     if trains(run) and known:
         yield f"learning rate {known['train.learning_rate']}"
         yield f"{known['group.per_step']} groups × {known['group.size']} a step"

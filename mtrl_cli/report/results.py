@@ -28,7 +28,8 @@ def by_setting(settings: Sequence[Setting]) -> str:
 
 def over_runs(runs: Sequence[RunFacts]) -> tuple[str, ...]:
     """Reward before, after and gained, and the share passed before and after: means over the runs
-    ± one standard error over them. A mean of fewer than all of the runs says so."""
+    ± one standard error over them, or the one value that all have: that says nothing of an error.
+    A mean of fewer than all of the runs says so."""
 
     def of(label: str, value: Callable[[Mapping[str, Any]], float | None]) -> list[float]:
         held = (run.evaluation(label) for run in runs)
@@ -38,8 +39,9 @@ def over_runs(runs: Sequence[RunFacts]) -> tuple[str, ...]:
         if not values:
             return "–"
         mean = mean_of(values)
+        alike = len(values) > 1 and len(set(values)) == 1
         few = f" (n = {mean.count})" if mean.count != len(runs) else ""
-        return show(mean.value, mean.se) + few
+        return (f"{show(values[0], None)} in all" if alike else show(mean.value, mean.se)) + few
 
     def left_out(label: str) -> str:
         failed = sum(of(label, lambda found: float(found.get("failed") or 0)))

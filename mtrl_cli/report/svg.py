@@ -67,6 +67,11 @@ def number(value: float) -> str:
     return told.replace("-", "−")
 
 
+def _mean(value: float) -> str:
+    """A mean reward, with the digits that it has on the terminal and in the tables."""
+    return number(value) if abs(value) >= 1000 else f"{value:z.3f}".replace("-", "−")
+
+
 def draw(chart: Chart) -> str:
     """The chart's SVG, with its title for screen readers."""
     series = [_finite(line, chart.log) for line in chart.series]
@@ -125,7 +130,8 @@ class _Scale:
         if log:
             self.y_ticks = _powers(self._low, self._high)
         else:
-            self.y_ticks = _ticks(self._low, self._high, 5)
+            few = _ticks(self._low, self._high, 5)
+            self.y_ticks = few if len(few) > 2 else _ticks(self._low, self._high, 10)
 
     def _height(self, value: float) -> float:
         return math.log10(value) if self._log else value
@@ -227,7 +233,7 @@ def _references(
             f'<line class="reference" x1="{scale.box.left}" x2="{scale.box.right}" '
             f'y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{scale.box.right + 11}" y="{taken:.1f}">{shown} '
-            f"{number(value)}<title>{escape(name)}: {number(value)}</title></text>"
+            f"{_mean(value)}<title>{escape(name)}: {_mean(value)}</title></text>"
         )
 
 

@@ -398,7 +398,7 @@ def test_no_two_of_many_settings_look_the_same() -> None:
 def test_the_head_says_what_was_trained_and_how(tmp_path: Path) -> None:
     make_run(tmp_path, overrides=("group.per_step=2", "train.learning_rate=0.004"))
     text = report(tmp_path, RUN).text
-    assert "mtrl-tiny · blackjack · learning rate 0.004 · 2 groups × 4 a step" in text
+    assert "mtrl-tiny · learning rate 0.004 · 2 groups × 4 a step" in text.replace("\u00a0", " ")
     assert "no advantage" in text
     assert "KL term" not in text.partition("Groups")[2].partition("Ledger")[0]
     other = RUN.replace("beef", "cafe")

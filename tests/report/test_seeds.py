@@ -66,16 +66,20 @@ def test_a_setting_is_told_by_the_mean_over_its_seeds(tmp_path: Path) -> None:
     assert rows[1] == [
         "group.size=4",
         "3\u00a0seeds",
-        "−0.400 ± 0.000",
+        "−0.400 in all",
         f"−{-mean:.3f} ± {error:.3f}",
         f"+{mean + 0.4:.3f} ± {error:.3f}",
-        "40.0 ± 0.0%",
+        "40.0% in all",
         f"{100 * passed:.1f} ± {100 * passed_error:.1f}%",
     ]
     # One run has no error over runs.
     assert rows[2] == ["group.size=8", "1\u00a0run", "−0.400", "−0.100", "+0.300", "40.0%", "44.0%"]
     assert "6 runs" not in page.text
-    assert "4 runs of 2 settings" in page.text
+    text = page.text.replace("\u00a0", " ")
+    assert re.search(
+        r"4 runs of 2 settings · \d{4}-\d\d-\d\d \d\d:\d\d · mtrl-tiny · learning", text
+    )
+    assert "groups ×" not in text.partition("Results")[0]  # they differ
 
 
 def test_a_missing_evaluation_is_told_beside_the_mean(tmp_path: Path) -> None:
