@@ -101,7 +101,7 @@ def wall(line: Line) -> float:
 
 
 def _throughput(line: Line) -> float | None:
-    return float(line["tokens_sampled"]) / wall(line) if wall(line) else None
+    return line.get("tokens_sampled", 0.0) / wall(line) if wall(line) else None
 
 
 _KL, _KL_END = "KL to the initial policy", "train.kl_end_step"

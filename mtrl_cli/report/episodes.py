@@ -23,7 +23,8 @@ from mtrl_cli.display.words import outcome
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.played import played_records, trains
-from mtrl_cli.runs.trajectories import read_trajectories, trajectory_file
+from mtrl_cli.runs.shapes import read_episodes
+from mtrl_cli.runs.trajectories import trajectory_file
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.step.recorded import recorded_advantages, recorded_batch
 
@@ -101,7 +102,7 @@ def chosen_episodes(run: RunFacts, share: float = 1.0) -> Chosen:
 def _of_step(run: RunFacts, step: int, plan: TrainingPlan | None) -> list[_Chosen]:
     commit = run.history.at(step)
     assert commit is not None
-    records = list(read_trajectories(trajectory_file(run.record.path, step)))
+    records = list(read_episodes(trajectory_file(run.record.path, step)))
     advantages: Mapping[tuple[int, int], float] = {}
     if plan is not None:
         advantages = recorded_advantages(plan, recorded_batch(plan, records, commit.groups))

@@ -5,6 +5,7 @@ no rollback has voided. Times of training calls come from the ledger: from a cal
 answer, as the run saw it.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from mtrl_cli.runs.commits import History, read_history
 from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.ledger import CALL_OUTCOMES
 from mtrl_cli.runs.registry import RunRecord
+from mtrl_cli.runs.shapes import check_state, read_figures, read_rollbacks
 
 Line = Mapping[str, Any]
 
@@ -67,7 +69,9 @@ class RunFacts:
 
     def evaluation(self, label: str) -> Mapping[str, Any] | None:
         found = (self.state.get("evaluation") or {}).get(label)
-        return found if isinstance(found, dict) else None
+        if not isinstance(found, dict):
+            return None
+        return {name: value for name, value in found.items() if value is not None}
 
     def total(self, name: str) -> float:
         return sum(float(line.get(name, 0)) for line in self.steps)
@@ -86,13 +90,18 @@ def read_facts(record: RunRecord) -> RunFacts:
     path = record.path
     if record.status == "unreadable":
         raise MtrlError(f"{path / 'run.json'} cannot be read; mtrl verify {record.id} says more")
+    check_state(path, record.state)
     history = read_history(path / "commits.jsonl")
     try:
-        lines = history.of(read_records(path / "metrics.jsonl"))
-        rollbacks = [r for r in read_records(path / "commits.jsonl") if r["kind"] == "rollback"]
+        lines = history.of(read_figures(path / "metrics.jsonl"))
+        rollbacks = list(read_rollbacks(path / "commits.jsonl"))
     except (ValueError, LookupError, TypeError) as error:
         raise MtrlError(f"{path}: {error}; mtrl verify {record.id} says where") from error
     missing: list[str] = []
+    if record.state.get("step") and not history.commits:
+        missing.append(
+            _lacks(path / "commits.jsonl", "it is empty or not there", "no step is told")
+        )
     settings = _settings(path, missing)
     calls, borrows = _of_ledger(path, missing)
     _look_at_groups(path, missing)
@@ -122,8 +131,11 @@ def _of_ledger(
     file = path / "ledger.jsonl"
     try:
         ledger = list(read_records(file))
-        return _calls(ledger), _borrows(ledger)
-    except (MtrlError, ValueError, LookupError, TypeError) as error:
+        calls = _calls(ledger)
+        if not all(math.isfinite(call.seconds) for call in calls):
+            raise ValueError("a time without bounds")
+        return calls, _borrows(ledger)
+    except (MtrlError, ArithmeticError, ValueError, LookupError, TypeError) as error:
         what = "training calls, their times and borrows are not told"
         missing.append(_lacks(file, error, what))
         return (), {}

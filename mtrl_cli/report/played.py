@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl_cli.report.facts import RunFacts
-from mtrl_cli.runs.trajectories import read_trajectories
+from mtrl_cli.runs.shapes import read_episodes
 from mtrl_cli.training.evaluation.statistics import Mean, mean_of
 from mtrl_cli.training.telling.reading import trajectory_files
 
@@ -26,7 +26,7 @@ def trains(run: RunFacts) -> bool:
 def played_records(run: RunFacts) -> Iterator[Mapping[str, Any]]:
     """The episodes of a run that trains nothing, in the order of its files."""
     for file in trajectory_files(run.record.path):
-        yield from read_trajectories(file)
+        yield from read_episodes(file)
 
 
 def played(run: RunFacts) -> Played:

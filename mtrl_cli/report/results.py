@@ -146,7 +146,7 @@ def _held(run: RunFacts) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for label in ("before", "after", "rival", "eval"):
         if (found := run.evaluation(label)) is not None:
             training = label in ("before", "after")
-            yield label if training else policy_name(str(found["policy"])), found
+            yield label if training else policy_name(str(found.get("policy", "?"))), found
 
 
 def _evaluation(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def episode_shares(run: RunFacts) -> Sequence[Share]:
     if not episodes:
         return []
     return [
-        Share(name, sum(line[key] * line["episodes"] for line in lines) / episodes, note)
+        Share(name, sum(line.get(key, 0.0) * line["episodes"] for line in lines) / episodes, note)
         for name, key, note in (
             ("the policy's turns", "seconds_policy", "the server samples"),
             ("its environment", "seconds_environment", "open, reset, tool calls"),

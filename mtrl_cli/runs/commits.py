@@ -105,7 +105,7 @@ def read_history(path: Path) -> History:
     """
     try:
         return standing(read_records(path))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise MtrlError(f"{path} is damaged: {error or type(error).__name__}") from error
 
 

@@ -92,6 +92,8 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers, from 1; none where it is not there."""
     if not path.exists():
         return
+    if not path.is_file():  # a pipe would be waited for
+        raise DamagedFile(path, "it is not a file")
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):

@@ -42,7 +42,7 @@ class RunRecord:
 
     @property
     def attempt(self) -> int:
-        return int(self.state.get("attempt", 1))
+        return int(self.state.get("attempt") or 1)
 
     def silence(self) -> Silence | None:
         """How its process, which is there, gives no sign of life; None where all is well. Takes

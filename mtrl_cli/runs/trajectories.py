@@ -99,6 +99,8 @@ def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:
         DamagedFile: it cannot be unpacked to its end, a line is no record, or its seal does not
             hold. Files of earlier versions have no seals.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise DamagedFile(path, "it is not a file")
     try:
         with gzip.open(path, "rb") as file:
             for number, line in enumerate(file, 1):

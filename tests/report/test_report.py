@@ -1,5 +1,6 @@
 """`mtrl report`: the figures in the page are those of the run, and foreign text stays text."""
 
+import gzip
 import json
 import os
 import re
@@ -349,6 +350,52 @@ def test_a_damaged_file_is_named_on_the_page_and_on_the_terminal(tmp_path: Path)
         assert warning.removeprefix("warning: ") in page.text
     assert "reward after training" in page.text
     assert page.row("1")[1] == "−0.25"
+
+
+@pytest.mark.parametrize("command", ["report", "show"])
+@pytest.mark.parametrize(
+    ("name", "line", "says"),
+    [
+        ("run.json", {"status": "finished", "created": "x"}, "created is not a number"),
+        (
+            "run.json",
+            {"status": "finished", "evaluation": {"after": {"mean": 1.0}}},
+            "evaluation.after.games is missing",
+        ),
+        ("metrics.jsonl", {"step": 1, "attempt": 1, "reward": []}, "in record 1 reward is not a"),
+        ("metrics.jsonl", None, "it is not a file"),
+    ],
+)
+def test_whatever_a_damaged_file_holds_is_one_named_damage(
+    tmp_path: Path, command: str, name: str, line: object, says: str
+) -> None:
+    path = make_run(tmp_path) / name
+    path.unlink()
+    if line is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(json.dumps(line) + "\n")
+    done = CliRunner().invoke(app, [command, RUN, "--runs-dir", str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"error: {path} is damaged: ")
+    assert says in " ".join(done.stderr.split())
+
+
+def test_what_is_lost_beside_the_figures_is_told_and_the_rest_is_there(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    with gzip.open(path / "trajectories" / "step-000001.jsonl.gz", "wt") as file:
+        file.write('{"group": 0}\n')
+    done = CliRunner().invoke(app, ["report", RUN, "--runs-dir", str(tmp_path)])
+    assert done.exit_code == 0
+    told = " ".join(done.stderr.split())
+    assert "the trajectories of step 1 are left out: " in told
+    assert "in record 1 member is missing" in told
+    (path / "commits.jsonl").unlink()
+    done = CliRunner().invoke(app, ["report", RUN, "--runs-dir", str(tmp_path)])
+    assert done.exit_code == 0
+    assert "commits.jsonl cannot be read (it is empty or not there)" in " ".join(
+        done.stderr.split()
+    )
 
 
 def test_failed_games_and_episodes_are_counted_where_runs_are_compared(tmp_path: Path) -> None:

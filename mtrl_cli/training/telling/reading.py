@@ -7,18 +7,26 @@ same. Only what the files hold is told: steps by their commits that stand, evalu
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.errors import MtrlError
 from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
 from mtrl_cli.runs.commits import History, read_history
-from mtrl_cli.runs.files import read_records
 from mtrl_cli.runs.ledger import unstepped
 from mtrl_cli.runs.reap import read_entries
 from mtrl_cli.runs.registry import RunRecord, attempt_began
+from mtrl_cli.runs.shapes import (
+    ANYTHING,
+    Fields,
+    check_state,
+    read_episodes,
+    read_figures,
+    read_groups,
+    wrong,
+)
 from mtrl_cli.runs.takeover import ANEW, beginning
-from mtrl_cli.runs.trajectories import read_trajectories
 from mtrl_cli.training.events import (
     Comparison,
     Evaluated,
@@ -40,10 +48,12 @@ def story(run: RunRecord) -> list[Told]:
     Raises:
         MtrlError: its commits are damaged.
     """
+    check_state(run.path, run.state)
     state, began = run.state, attempt_began(run.state)
     history = read_history(run.path / "commits.jsonl")
     metrics = _metrics(run.path)
     told: list[Told] = [(began, _made(run)), (began, _started(run))]
+    _check_evaluations(run)
     evaluation = evaluations(state)
     if "before" in evaluation:
         told.append((began, evaluation["before"]))
@@ -68,7 +78,7 @@ def last_seen(run: RunRecord) -> float:
     if run.status != "lost" and isinstance(ended, int | float):
         return float(ended)
     signs = [attempt_began(run.state)]
-    signs += (float(line.get("time", 0.0)) for line in read_records(run.path / "metrics.jsonl"))
+    signs += (float(line.get("time", 0.0)) for line in read_figures(run.path / "metrics.jsonl"))
     with suppress(OSError):
         signs.append((run.path / "heartbeat").stat().st_mtime)
     return max(signs)
@@ -85,6 +95,23 @@ def evaluations(state: Mapping[str, Any]) -> dict[str, Evaluated]:
             known["versus"] = Comparison(**_known(Comparison, versus)) if versus else None
             found[str(label)] = Evaluated(**known)
     return found
+
+
+def _check_evaluations(run: RunRecord) -> None:
+    """Raises: MtrlError: one lacks what is told of every evaluation."""
+    recorded: Mapping[str, Any] = run.state.get("evaluation") or {}
+    for label, figures in recorded.items():
+        for kind, given, at in (
+            (Evaluated, figures, f"evaluation.{label}"),
+            (Comparison, figures.get("versus") or None, f"evaluation.{label}.versus"),
+        ):
+            needed = {
+                one.name: ANYTHING
+                for one in fields(kind)
+                if one.default is MISSING and one.default_factory is MISSING
+            }
+            if given is not None and (told := wrong(given, Fields(needed, {}), at)):
+                raise MtrlError(f"{run.path / 'run.json'} is damaged: {told}")
 
 
 def resumable(run: RunRecord, history: History) -> Resumable | None:
@@ -109,12 +136,12 @@ def in_flight(path: Path) -> list[GroupStarted]:
     """The groups of a training run that were admitted and are not consumed, oldest first."""
     size = _group_size(path)
     groups: dict[int, GroupStarted] = {}
-    for line in read_records(path / "groups.jsonl"):
+    for line in read_groups(path / "groups.jsonl"):
         group = int(line["group"])
         groups.pop(group, None)
         if line["state"] == "admitted":
-            policy, step = str(line["policy"]), int(line["policy_step"])
-            groups[group] = GroupStarted(group, str(line["task"]), size, policy, step)
+            policy, step = str(line.get("policy", "?")), int(line.get("policy_step") or 0)
+            groups[group] = GroupStarted(group, str(line.get("task", "?")), size, policy, step)
     return list(groups.values())
 
 
@@ -142,7 +169,7 @@ def _started(run: RunRecord) -> RunStarted:
 
 def _finished(run: RunRecord, history: History, evaluation: Mapping[str, Evaluated]) -> RunFinished:
     state = run.state
-    totals = Totals.of(history, read_records(run.path / "metrics.jsonl"))
+    totals = Totals.of(history, read_figures(run.path / "metrics.jsonl"))
     if state.get("kind") != "train":
         for record in _trajectories(run.path):
             totals.episodes += record["failure"] is None
@@ -172,7 +199,7 @@ def _metrics(path: Path) -> dict[tuple[Any, Any], dict[str, Any]]:
     """The figures of each step and attempt. Its time is that of its first line: what is added
     later, an evaluation, is no part of the step."""
     found: dict[tuple[Any, Any], dict[str, Any]] = {}
-    for line in read_records(path / "metrics.jsonl"):
+    for line in read_figures(path / "metrics.jsonl"):
         step, attempt = line.pop("step", None), line.pop("attempt", None)
         figures = found.setdefault((step, attempt), {})
         figures.update(line | ({"time": figures["time"]} if "time" in figures else {}))
@@ -184,7 +211,7 @@ def _played(path: Path) -> Iterator[object]:
     groups: dict[int, list[dict[str, Any]]] = {}
     for record in _trajectories(path):
         groups.setdefault(int(record["group"]), []).append(record)
-    states = {line["group"]: line["state"] for line in read_records(path / "groups.jsonl")}
+    states = {line["group"]: line["state"] for line in read_groups(path / "groups.jsonl")}
     for group, members in groups.items():
         first = members[0]
         rewards = [one["reward"] for one in members if one["reward"] is not None]
@@ -210,13 +237,12 @@ def _played(path: Path) -> Iterator[object]:
 
 def _trajectories(path: Path) -> Iterator[dict[str, Any]]:
     for file in trajectory_files(path):
-        yield from read_trajectories(file)
+        yield from read_episodes(file)
 
 
 def _group_size(path: Path) -> int:
     """As the run's configuration has it; 1 where that cannot be told."""
     from mtrl_cli.config.compose import compose
-    from mtrl_cli.errors import MtrlError
 
     try:
         return int(compose(str(path / "config.yaml")).container["group"]["size"])
