@@ -143,6 +143,8 @@ class RunState:
         self.groups: dict[int, GroupView] = {}
         self.finished_groups: list[GroupView] = []
         self.evaluation: EvaluationView | None = None
+        self.cut_off: EvaluationView | None = None
+        """The last evaluation that another phase has followed before its end."""
         self.evaluations: list[Evaluated] = []
         self.stopping: Stopping | None = None
         self.finished: RunFinished | None = None
@@ -325,7 +327,7 @@ class RunState:
             self._begin_evaluation(event.step)
             self.pace.evaluates(now)
         else:
-            self.evaluation = None
+            self.cut_off, self.evaluation = self.evaluation or self.cut_off, None
         if event.phase == "sampling" and self.phase in ("start-up", "evaluation"):
             # What came before is no part of a step's duration.
             self._step_began = now

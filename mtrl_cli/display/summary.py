@@ -101,6 +101,9 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
     tokens = f"{compact(finished.sampled_tokens)} tokens sampled"
     attempts = f" in {state.attempt} attempts" if state.attempt > 1 else ""
     yield Fact("episodes", f"{finished.episodes:,}{attempts}, {tokens}")
+    if (cut := state.cut_off) is not None:
+        games = f"{cut.done:,} of {counted(cut.games, 'game')}"
+        yield Fact("", f"the evaluation was cut off after {games}")
     if finished.failed:
         every = finished.failed + finished.episodes
         number = f"{finished.failed:,} of {counted(every, 'episode')}"

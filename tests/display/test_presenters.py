@@ -482,6 +482,22 @@ def ended_with(policy: str) -> str:
     return watched.text
 
 
+def test_an_evaluation_that_was_cut_off_is_told_beside_the_episodes() -> None:
+    watched = Watched(None, DisplayPlan("train blackjack", games=500))
+    watched.see(
+        PhaseStarted("evaluation"),
+        *(GroupStarted(n, "s", 1, "base", 0) for n in range(2)),
+        GroupFinished(0, 1.0, "complete"),
+        PhaseStarted("sampling", 0),
+        PhaseStarted("shutdown"),
+        RunFinished(RUN, FOLDER, "cancelled", "SIGINT", 0, 0, 0, None, None, None, {}),
+    )
+    watched.presenter.close()
+    told = [" ".join(line.split()) for line in watched.text.splitlines()]
+    at = told.index("episodes 0, 0 tokens sampled")
+    assert told[at + 1] == "the evaluation was cut off after 1 of 500 games"
+
+
 def test_mtrl_eval_names_its_policies() -> None:
     watched = Watched(None, DisplayPlan("eval blackjack", games=6000, policies=2))
     watched.see(PhaseStarted("evaluation"))
