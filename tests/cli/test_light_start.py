@@ -38,7 +38,7 @@ finally:
         ("--version", HELP, 9),
         ("runs", PARAMETERS, 17),
         ("cancel RUN", PARAMETERS, 20),
-        ("show RUN", PARAMETERS, 45),
+        ("show RUN", PARAMETERS, 46),
         ("trajectory RUN", PARAMETERS, 38),
         ("rollout --dry-run", COMPOSITION, 43),
     ],
