@@ -126,7 +126,12 @@ class Composed:
         that nothing sets."""
         word = key_of(problem)
         origin = self.sources.origin(word, value_at(self.container, word))
-        return None if word not in schema_keys() or origin.kind == "default" else origin.told
+        is_key = word in schema_keys() or word.startswith(_OPEN)
+        return origin.told if is_key and origin.kind != "default" else None
+
+
+_OPEN = ("task.params.", "env.params.")
+"""Below these, keys are the task's or the environment's own."""
 
 
 def compose(

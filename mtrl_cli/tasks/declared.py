@@ -39,7 +39,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl_cli.errors import UsageError
-from mtrl_cli.rollout.ports import Message, TaskSample, ToolCall, ToolError, ToolSpec
+from mtrl_cli.rollout.ports import (
+    EnvironmentFault,
+    Message,
+    TaskSample,
+    ToolCall,
+    ToolError,
+    ToolSpec,
+)
 from mtrl_cli.tasks import mcp
 
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
@@ -93,6 +100,8 @@ class DeclaredTask:
             key: Feature.declared(key, given) for key, given in (features or {}).items()
         }
         self._reset, self._members_differ = dict(reset or {}), members_differ
+        self._read = False
+        """An observation has had the fields that are declared."""
 
     def sample(self, seed: int) -> TaskSample:
         return TaskSample(id=f"{self.name}/{seed}", seed=seed)
@@ -122,11 +131,27 @@ class DeclaredTask:
         answered = mcp.text(observation) if self.tools_offered else None
         if answered is not None:
             return answered
-        computed = {key: feature.value(observation) for key, feature in self._features.items()}
-        fields = {**observation, **computed}
-        if self._observation is None:
-            return json.dumps(fields, ensure_ascii=False, default=str)
-        return _PLACE.sub(lambda place: _shown(_at(fields, place[1])), self._observation)
+        try:
+            computed = {key: feature.value(observation) for key, feature in self._features.items()}
+            fields = {**observation, **computed}
+            if self._observation is None:
+                return json.dumps(fields, ensure_ascii=False, default=str)
+            told = _PLACE.sub(lambda place: _shown(_at(fields, place[1])), self._observation)
+        except _NoFieldError as error:
+            if self._read:  # the declaration has fitted others: this one is odd
+                raise EnvironmentFault(f"an observation lacks a field: {error}") from error
+            param = "features" if self._lacks_in_features(observation) else "observation"
+            raise UsageError(f"task.params.{param}: {error}") from error
+        self._read = True
+        return told
+
+    def _lacks_in_features(self, observation: Mapping[str, Any]) -> bool:
+        try:
+            for feature in self._features.values():
+                feature.value(observation)
+        except _NoFieldError:
+            return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -207,13 +232,37 @@ def _filled(value: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _at(fields: Any, path: str) -> Any:
-    """Raises: KeyError: there is no such field."""
+    """Raises: _NoFieldError: there is no such field."""
+    inside = ""
     for part in path.split("."):
-        if isinstance(fields, Sequence) and not isinstance(fields, str):
-            fields = fields[int(part)]
-        else:
-            fields = fields[part]
+        try:
+            if isinstance(fields, Sequence) and not isinstance(fields, str):
+                fields = fields[int(part)]
+            else:
+                fields = fields[part]
+        except (LookupError, ValueError, TypeError) as error:
+            where = f"{inside[:-1]!r}" if inside else "the observation"
+            raise _NoFieldError(f"there is no field {path!r}: {where} {_holds(fields)}") from error
+        inside += f"{part}."
     return fields
+
+
+def _holds(value: Any) -> str:
+    """What there is instead."""
+    if isinstance(value, Mapping):
+        names = [str(name) for name in value]
+        more = ", …" if len(names) > _NAMED else ""
+        return f"has {', '.join(names[:_NAMED]) or 'none'}{more}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"has {len(value)} entries, from 0"
+    return "is a plain value"
+
+
+_NAMED = 20
+
+
+class _NoFieldError(Exception):
+    """An observation does not have a field; the text says what it has."""
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from mtrl_cli.envs.openenv_remote import RemoteFactory
 from mtrl_cli.envs.openenv_served import ServedEnvironments
 from mtrl_cli.envs.tools import offered_tools, takes_tools
 from mtrl_cli.errors import MtrlError, UsageError
-from mtrl_cli.rollout.ports import StepOutcome, ToolCall, ToolError
+from mtrl_cli.rollout.ports import EnvironmentFault, StepOutcome, ToolCall, ToolError
 from mtrl_cli.rollout.resources import RolloutResources
 from mtrl_cli.tasks.declared import DeclaredTask
 from mtrl_cli.tasks.load import load_task
@@ -85,8 +85,15 @@ def test_what_the_model_reads() -> None:
     )
     assert task.observation_text(seen) == 'x.o ["A", "K"] K 0.5 2 b c c {unknown'
     assert declared().observation_text({"a": [1], "b": "ü"}) == '{"a": [1], "b": "ü"}'
-    with pytest.raises(KeyError, match="board"):
+    with pytest.raises(EnvironmentFault, match="no field 'board': the observation has v, player"):
         task.observation_text({"v": [0] * 6, "player": {"cards": [1, 2]}, "n": 1})
+    with pytest.raises(UsageError) as wrong:  # the first one that is read
+        declared(observation="{player.name}").observation_text(seen)
+    told = "task.params.observation: there is no field 'player.name': 'player' has cards"
+    assert str(wrong.value) == told
+    lacking = declared(features={"f": {"of": "w", "between": [0, 1], "count": True}})
+    with pytest.raises(UsageError, match=r"task\.params\.features: there is no field 'w': "):
+        lacking.observation_text(seen)
     with pytest.raises(ValueError, match="v has 2 entries; a feature wants 6"):
         task.observation_text({**seen, "v": [0, 1]})
 
