@@ -39,7 +39,7 @@ finally:
         ("runs", PARAMETERS, 17),
         ("cancel RUN", PARAMETERS, 20),
         ("show RUN", PARAMETERS, 46),
-        ("trajectory RUN", PARAMETERS, 38),
+        ("trajectory RUN", PARAMETERS, 39),
         ("rollout --dry-run", COMPOSITION, 43),
     ],
 )
