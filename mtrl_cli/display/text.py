@@ -108,7 +108,7 @@ def run_dir_override(runs: str) -> str:
     """``run.dir=…`` as a shell takes it, and behind the shell the grammar of overrides: there a
     name of other than letters, digits and ``._/-`` is quoted, what looks like an interpolation is
     escaped, and backslashes are doubled before either."""
-    name = runs
+    name = "./???" if runs == "???" else runs  # which means that a value is missing
     if not _PLAIN.fullmatch(name):
         name = re.sub(r"(\\*)\$\{", r"\1\1\\${", name)
         name = re.sub(r'(\\*)("|\Z)', lambda at: at[1] * 2 + at[2].replace('"', '\\"'), name)

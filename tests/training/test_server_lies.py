@@ -51,7 +51,8 @@ async def test_a_publish_that_returns_an_older_name_is_not_committed(tmp_path: P
         # The resume knows the name from the commits of the attempt before.
         with pytest.raises(TrainingError, match="stands for an older policy of this run"):
             await again(tmp_path, *server)
-    assert steps_committed(folder(tmp_path)) == -1  # without a state it began anew
+    # Without a state it was to begin anew; as it could not, what was committed stands.
+    assert steps_committed(folder(tmp_path)) == 0
 
 
 def of_metrics(**wrong: float) -> Any:
