@@ -27,6 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,6 +123,15 @@ def held_now() -> Held:
     )
 
 
+async def start_pool() -> None:
+    """Start every thread of asyncio's pool, which has no fewer from then on: one that begins when
+    two calls first meet, early or late, would look like a leak."""
+    workers = min(32, (os.cpu_count() or 1) + 4)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(workers))
+    together = threading.Barrier(workers)
+    await asyncio.gather(*(asyncio.to_thread(together.wait) for _ in range(workers)))
+
+
 def resident(pid: int) -> float:
     """MiB of memory that a process holds."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -143,6 +153,7 @@ def play(path: str, steps: int, folder: Path, services: Mapping[str, Any]) -> di
     sampler = Sampler(steps, services["pid"])
 
     async def carry_out() -> tuple[Held, RunFinished, Held]:
+        await start_pool()
         made, before = resolve(composed), held_now()
         finished = await train(made, composed.yaml, observer=sampler, stop=StopRequest())
         return before, finished, held_now()

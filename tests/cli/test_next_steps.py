@@ -76,7 +76,7 @@ STATES: dict[str, tuple[Change, ...]] = {
     "of an older mtrl": (older,),
     "lost": (dead,),
     "lost at step 0": (dead, commits(1)),
-    "quarantined": (told(borrows={"held": [], "quarantined": ["sandbox sb-1: kill it"]}),),
+    "quarantined": (told(borrows={"held": 0, "quarantined": ["sandbox sb-1: kill it"]}),),
 }
 
 
