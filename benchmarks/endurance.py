@@ -41,9 +41,9 @@ TENTHS = 10
 GROWTH = 1.10
 """Memory at the end over memory at the second tenth: what is allowed."""
 
-SPARED = {"files": 32, "tasks": 0, "threads": 32}
-"""What a process may keep after a run, more than before: the threads of asyncio's pool, and the
-idle connections that E2B's SDK keeps for the life of a process (20 a host, however many runs)."""
+SPARED = {"files": 32, "tasks": 0, "threads": 0}
+"""What a process may keep after a run, more than before: the idle connections that E2B's SDK keeps
+for the life of a process (20 a host, however many runs)."""
 
 COMMON = (
     "server=local", "server.sample_timeout=60", "env.check_seeds=false", "eval.games=0",
