@@ -282,6 +282,8 @@ class Budget:
         again: Callable[[Verdict, float], None] = lambda verdict, pause: None,
     ) -> None:
         self.deadline = time.monotonic() + seconds
+        # An attempt with less time than this would end without a reply: unknown, not refused.
+        self._least = min(1.0, 0.1 * seconds)
         self._attempts = attempts
         self._again = again
         self._failures = 0
@@ -300,7 +302,7 @@ class Budget:
         if self._unclear >= self._attempts:
             return None
         wait = backoff(self._failures - 1, verdict.retry_after)
-        if wait >= self.left:
+        if wait + self._least >= self.left:
             return None
         self._again(verdict, wait)
         return wait
