@@ -54,7 +54,7 @@ class Limiter:
 
     async def wait(self, pause: Callable[[float], Awaitable[bool]]) -> bool:
         """Wait until it opens. False: ``pause`` says that the wait is off."""
-        while (left := self._until - time.monotonic()) > 0:  # it moves
+        while (left := self.left) > 0:  # it moves
             if not await pause(left + random.uniform(0.0, _SPREAD * self._pause)):
                 return False
         return True
