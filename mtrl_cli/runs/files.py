@@ -88,12 +88,17 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         yield record_of(line, path, number)
 
 
+def refuse_pipe(path: Path) -> None:
+    """Raises: DamagedFile: what is there is not a file. A pipe would be waited for."""
+    if path.exists() and not path.is_file():
+        raise DamagedFile(path, "it is not a file")
+
+
 def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers, from 1; none where it is not there."""
     if not path.exists():
         return
-    if not path.is_file():  # a pipe would be waited for
-        raise DamagedFile(path, "it is not a file")
+    refuse_pipe(path)
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):

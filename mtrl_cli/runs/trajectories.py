@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mtrl_cli.rollout.admission import thawed
-from mtrl_cli.runs.files import DamagedFile, record_of, sync_folder
+from mtrl_cli.runs.files import DamagedFile, record_of, refuse_pipe, sync_folder
 
 if TYPE_CHECKING:  # who only reads does not need the core
     from mtrl_cli.rollout.group import Group
@@ -99,8 +99,7 @@ def read_trajectories(path: Path) -> Iterator[dict[str, Any]]:
         DamagedFile: it cannot be unpacked to its end, a line is no record, or its seal does not
             hold. Files of earlier versions have no seals.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise DamagedFile(path, "it is not a file")
+    refuse_pipe(path)
     try:
         with gzip.open(path, "rb") as file:
             for number, line in enumerate(file, 1):

@@ -180,31 +180,16 @@ async def test_a_call_that_finds_no_connection_before_the_stop_is_over_was_not_s
     assert calls() == [("a1/optim_step/1", "intent"), ("a1/optim_step/1", "refused")]
 
 
-async def test_a_call_whose_reply_was_lost_goes_on_after_a_stop(tmp_path):
-    async with ScriptedPolicyServer(dedupes=True) as server:
-        client = TinkerService(
-            Address.of(server.url, None),
-            "scripted",
-            Capabilities("immutable", True, True, True, True),
-        )
-        await client.connect()
-        with closing(Ledger(tmp_path / "ledger.jsonl")) as ledger:
-            operations = Operations(client, ledger, attempt=1, vocab=1000)
-            await operations.create_model(SPEC)
-            server.faults.add("optim_step", faults.drop_reply(), times=2)
-            stepping = asyncio.create_task(operations.optim_step(ADAM))
-            await until(lambda: server.applied("optim_step"))
-            stepping.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await stepping
-        await client.close()
-        states = [
-            line["state"]
-            for line in read_records(tmp_path / "ledger.jsonl")
-            if line["key"] == "a1/optim_step/1"
-        ]
-        assert states == ["intent", "accepted", "done"]
-        assert server.applied("optim_step") == 1
+async def test_a_call_whose_reply_was_lost_goes_on_after_a_stop(world):
+    server, _, operations, calls = world
+    server.faults.add("optim_step", faults.drop_reply(), times=2)
+    stepping = asyncio.create_task(operations.optim_step(ADAM))
+    await until(lambda: server.applied("optim_step"))
+    stepping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stepping
+    assert calls() == [("a1/optim_step/1", state) for state in ("intent", "accepted", "done")]
+    assert server.applied("optim_step") == 1
 
 
 async def test_a_large_reply_is_read_in_pieces():
