@@ -107,7 +107,7 @@ def test_the_reader_of_imports_sees_them() -> None:
 
 
 def test_the_rollout_core_knows_no_implementation_and_no_screen() -> None:
-    assert others("rollout", "errors") == []
+    assert others("rollout", "errors", "foreign") == []
 
 
 def test_training_knows_interfaces_only() -> None:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol
 
 from mtrl_cli.envs.adapter import TaskAdapter
-from mtrl_cli.errors import UsageError, text_of
+from mtrl_cli.errors import UsageError
+from mtrl_cli.foreign import shown, text_of, told
 from mtrl_cli.rollout.held import LARGEST_REWARD
 from mtrl_cli.rollout.ports import (
     EnvironmentFault,
@@ -32,9 +33,6 @@ from mtrl_cli.rollout.ports import (
     ToolError,
 )
 from mtrl_cli.rollout.task_fault import fields, own_code, place, text, traceback_of
-
-_LONGEST_REASON = 500
-"""Characters of somebody else's message that an error line repeats."""
 
 
 class SessionLost(InfrastructureFailure):
@@ -229,7 +227,7 @@ def finite(name: str, reward: Any) -> float:
         value = float(reward)
     except BaseException as error:  # a tensor of two elements raises RuntimeError, and so on
         raise EnvironmentFault(
-            f"{name} returned the reward {_shown(reward)}, not a number"
+            f"{name} returned the reward {shown(reward)}, not a number"
         ) from error
     if not math.isfinite(value):
         raise EnvironmentFault(f"{name} returned the reward {value}, which is not finite")
@@ -247,7 +245,7 @@ def finished(name: str, done: Any) -> bool:
         return bool(done)
     if type(done).__name__ in ("bool_", "bool"):  # numpy's
         return bool(done)
-    raise EnvironmentFault(f"{name} returned {_shown(done)} for done, not true or false")
+    raise EnvironmentFault(f"{name} returned {shown(done)} for done, not true or false")
 
 
 def raised(name: str, operation: str, error: BaseException, owner: type) -> EnvironmentFault:
@@ -255,17 +253,6 @@ def raised(name: str, operation: str, error: BaseException, owner: type) -> Envi
     fault = EnvironmentFault(f"{name}.{operation} raised {told(error)}{place(owner, error)}")
     fault.trace = traceback_of(error)
     return fault
-
-
-def line(error: object) -> str:
-    """The first line of an error's text, of bearable length. Never raises."""
-    text = (text_of(error) or "").strip()
-    return _short(text.splitlines()[0]) if text else "(no message)"
-
-
-def told(error: object) -> str:
-    """An error by its kind and its first line. Never raises."""
-    return f"{type(error).__name__}: {line(error)}"
 
 
 def check_adapter(adapter: Any) -> None:
@@ -318,14 +305,3 @@ class OneClose:
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         return self._closing
-
-
-def _shown(value: object) -> str:
-    try:
-        return _short(repr(value))
-    except BaseException:  # somebody else's code, too
-        return f"(an object of {type(value).__name__})"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"

@@ -32,7 +32,7 @@ from mtrl_cli.envs.openenv_class import (
     written,
 )
 from mtrl_cli.envs.workers import Owner, StuckError, Workers, WorkRaised
-from mtrl_cli.errors import text_of
+from mtrl_cli.foreign import text_of
 from mtrl_cli.light_import import light_packages
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (

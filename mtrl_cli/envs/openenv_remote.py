@@ -21,10 +21,10 @@ from mtrl_cli.envs.interface import (
     TaskEnvironment,
     Watch,
     check_adapter,
-    line,
 )
 from mtrl_cli.envs.openenv_wire import LARGEST_FRAME, ServerFull, WireSession
-from mtrl_cli.errors import MtrlError, untrusted
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.foreign import line, untrusted
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import Environment, InfrastructureFailure
 

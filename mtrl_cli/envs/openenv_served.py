@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.child import ChildServer, StartError
-from mtrl_cli.envs.interface import line
 from mtrl_cli.errors import MtrlError
+from mtrl_cli.foreign import line
 
 MODULE = "mtrl_cli.envs.openenv_server"
 LOG = "env-server.log"

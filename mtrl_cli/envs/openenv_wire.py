@@ -29,8 +29,9 @@ import socket as sockets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, SessionLost, Usable, line, told
+from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, SessionLost, Usable
 from mtrl_cli.envs.openenv_class import refusal
+from mtrl_cli.foreign import line, told
 from mtrl_cli.rollout.ports import EnvironmentFault, InfrastructureFailure, ToolError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ A GRPO group compares episodes that begin alike. An environment that ignores the
 deals every member another start, and nothing fails: it only learns badly.
 """
 
-from mtrl_cli.envs.interface import line
 from mtrl_cli.errors import MtrlError
+from mtrl_cli.foreign import line
 from mtrl_cli.rollout.held import borrow_environment
 from mtrl_cli.rollout.ports import EnvironmentFactory, RolloutError, Task
 from mtrl_cli.rollout.resources import RolloutResources

@@ -7,8 +7,9 @@ environment lists before anything is played, and says itself how a call becomes 
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeGuard, cast
 
-from mtrl_cli.envs.interface import TaskEnvironment, line
+from mtrl_cli.envs.interface import TaskEnvironment
 from mtrl_cli.errors import MtrlError
+from mtrl_cli.foreign import line
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import EnvironmentFactory, RolloutError, Task
 from mtrl_cli.rollout.resources import RolloutResources

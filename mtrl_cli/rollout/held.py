@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from mtrl_cli.foreign import shown
 from mtrl_cli.rollout.lending import Lender
 from mtrl_cli.rollout.ports import (
     AssistantTurn,
@@ -27,7 +28,7 @@ from mtrl_cli.rollout.ports import (
 )
 from mtrl_cli.rollout.resources import Scope
 from mtrl_cli.rollout.settle import never_waits
-from mtrl_cli.rollout.task_fault import conversation, own_code, shown, tool_calls
+from mtrl_cli.rollout.task_fault import conversation, own_code, tool_calls
 from mtrl_cli.rollout.task_fault import text as told
 
 T = TypeVar("T")

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mtrl_cli.errors import MtrlError, text_of
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.foreign import shown, text_of, told
 from mtrl_cli.rollout.ports import (
     ContextOverflow,
     EnvironmentFault,
@@ -27,13 +28,6 @@ from mtrl_cli.rollout.ports import (
     ToolError,
 )
 from mtrl_cli.rollout.settle import is_being_cancelled
-
-_LONGEST = 300
-"""Characters of an error's first line that are told."""
-
-_LONGEST_VALUE = 80
-"""Characters of a wrong value."""
-
 
 _MACHINERY = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "envs"))
 """Folders of the code that calls the task and its environments."""
@@ -243,24 +237,10 @@ def _fault(owner: object, operation: str, error: BaseException) -> TaskFault:
     trace = traceback_of(error)
     if isinstance(error, WrongValueError):
         return TaskFault(f"{type(owner).__name__}.{operation} returned {error}", trace)
-    told = f"{_told(error)}{place(type(owner), error)}"
-    fault = TaskFault(f"{type(owner).__name__}.{operation} raised {told}", trace)
+    what = f"{told(error)}{place(type(owner), error)}"
+    fault = TaskFault(f"{type(owner).__name__}.{operation} raised {what}", trace)
     fault.interrupts = isinstance(error, KeyboardInterrupt)
     return fault
-
-
-def shown(value: object) -> str:
-    """Somebody else's value for an error line. Never raises."""
-    try:
-        whole = repr(value)
-    except BaseException:  # somebody else's code, too
-        whole = f"an object of {type(value).__name__}"
-    return whole if len(whole) <= _LONGEST_VALUE else f"{whole[:_LONGEST_VALUE]}…"
-
-
-def _told(error: BaseException) -> str:
-    lines = (text_of(error) or "").strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:_LONGEST] if lines else '(no message)'}"
 
 
 def traceback_of(error: BaseException) -> str:

@@ -27,40 +27,23 @@ for like a 429, within the call's budget and no longer, and says what it is.
 
 A reading call changes nothing, so *unknown* is only another word for *try again*. A training
 call that is *unknown* is never sent again by itself.
-
-Everything a server says ends up as one line: JSON is reduced to its message, HTML to its title,
-a traceback to its last line, and control characters are shown instead of sent to the terminal.
 """
 
 import email.utils
 import errno
-import html
-import json
-import random
 import re
 import time
-import unicodedata
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-from urllib.parse import quote
+from typing import Literal
 
-from mtrl_cli.errors import MtrlError, untrusted
+from mtrl_cli.errors import MtrlError
+from mtrl_cli.foreign import untrusted
+from mtrl_cli.servers.wording import one_line, server_words
 
 Outcome = Literal["permanent", "transient", "unknown"]
 
-_LONGEST_LINE = 300
-_LONGEST_WAIT = 60.0
-_FIRST_PAUSE = 0.25
-_LONGEST_PAUSE = 10.0
 _BILLING_PAUSE = 5.0
-_READ_AT_MOST = 65_536
-_PARSE_AT_MOST = 2**20
-_SHORTEST_SECRET = 4
-
-# A page may be broken or hostile: neither pattern may read a stretch of it more than a few times.
-_TITLE = re.compile(r"<(title|h1)\b[^<>]{0,200}>(.{0,300}?)</\1", re.IGNORECASE | re.DOTALL)
-_TAG = re.compile(r"<[^<>]*>")
+_LONGEST_WAIT = 60.0
 
 
 class ServerError(MtrlError):
@@ -135,6 +118,22 @@ def judge_reply(
         wait = _BILLING_PAUSE if wait is None else wait
     refuses = body.lstrip()[:1] == b"{" and _REFUSAL.search(words) is not None
     return Verdict(_outcome(status, refuses, wait, training), says, status, wait)
+
+
+def parse_retry_after(value: str | None) -> float | None:
+    """Seconds to wait, from a ``Retry-After`` header; None where it says nothing usable."""
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    if seconds != seconds:
+        return None
+    return min(max(seconds, 0.0), _LONGEST_WAIT)
 
 
 def _outcome(status: int, refuses: bool, wait: float | None, training: bool) -> Outcome:
@@ -244,157 +243,3 @@ def says_context_full(verdict: Verdict) -> bool:
         return False
     words = verdict.says.removeprefix(f"HTTP {verdict.status}: ")
     return _OVERFLOW.search(words) is not None and re.search(r"\d", words) is not None
-
-
-# --- waiting --------------------------------------------------------------------------------
-
-
-def parse_retry_after(value: str | None) -> float | None:
-    """Seconds to wait, from a ``Retry-After`` header; None where it says nothing usable."""
-    if not value:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return None
-    if seconds != seconds:
-        return None
-    return min(max(seconds, 0.0), _LONGEST_WAIT)
-
-
-class Budget:
-    """What one logical call may spend on trying: a deadline, and a number of attempts that may
-    have been executed. Those that surely were not, as when the server is away or refuses for now,
-    go on until the deadline.
-
-    Args:
-        again: called before each attempt but the first one, with what ended the last one, and
-            the seconds until the next.
-    """
-
-    def __init__(
-        self,
-        seconds: float,
-        attempts: int,
-        again: Callable[[Verdict, float], None] = lambda verdict, pause: None,
-    ) -> None:
-        self.deadline = time.monotonic() + seconds
-        # An attempt with less time than this would end without a reply: unknown, not refused.
-        self._least = min(1.0, 0.1 * seconds)
-        self._attempts = attempts
-        self._again = again
-        self._failures = 0
-        self._unclear = 0
-
-    @property
-    def left(self) -> float:
-        """Seconds left."""
-        return self.deadline - time.monotonic()
-
-    def pause(self, verdict: Verdict) -> float | None:
-        """Seconds to wait before the next attempt, after one that ended in ``verdict``; None when
-        the budget is spent."""
-        self._failures += 1
-        self._unclear += verdict.outcome != "transient"
-        if self._unclear >= self._attempts:
-            return None
-        wait = backoff(self._failures - 1, verdict.retry_after)
-        if wait + self._least >= self.left:
-            return None
-        self._again(verdict, wait)
-        return wait
-
-
-def backoff(failures: int, retry_after: float | None = None) -> float:
-    """Seconds to wait after ``failures`` earlier ones, with jitter.
-
-    Never less than asked for, and never less than without being asked: a server may ask for 0.
-    """
-    pause = min(_FIRST_PAUSE * 2.0 ** min(failures, 10), _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
-    if retry_after is None:
-        return float(pause)
-    return max(retry_after + random.uniform(0.0, max(0.05, 0.2 * retry_after)), float(pause))
-
-
-# --- words ----------------------------------------------------------------------------------
-
-
-def server_words(body: bytes) -> str:
-    """What a reply's body says, as one short line."""
-    text = body[:_READ_AT_MOST].decode("utf-8", "replace").strip()
-    if not text:
-        return ""
-    if text[0] in "{[" and len(body) <= _PARSE_AT_MOST:
-        try:
-            return one_line(_message(json.loads(body)))
-        except (ValueError, RecursionError):
-            return one_line(text)
-    if text[0] == "<":
-        title = _TITLE.search(text)
-        return one_line(html.unescape(title[2] if title else _TAG.sub(" ", text)))
-    return one_line(text)
-
-
-def _message(value: Any) -> str:
-    """The message inside an error body: FastAPI's ``detail``, or ``error``, or ``message``."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "; ".join(_message(item) for item in value[:3])
-    if isinstance(value, Mapping):
-        if "msg" in value:
-            loc = value.get("loc")
-            parts = loc if isinstance(loc, list) else []
-            where = ".".join(str(part) for part in parts if part != "body")
-            return f"{where}: {value['msg']}" if where else str(value["msg"])
-        for key in ("detail", "error", "message"):
-            if value.get(key):
-                return _message(value[key])
-    return json.dumps(value)[:_LONGEST_LINE]
-
-
-def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
-    """``text`` as one line that is safe to print: its last line where it is a traceback."""
-    lines = [line.strip() for line in text[:_READ_AT_MOST].splitlines() if line.strip()]
-    if len(lines) > 1 and any(line.startswith("Traceback (most recent") for line in lines):
-        lines = lines[-1:]
-    line = "".join(_visible(char) for char in " ".join(lines))
-    line = re.sub(r"\s+", " ", line).strip()
-    return line if len(line) <= longest else line[: longest - 1].rstrip() + "…"
-
-
-def picture(value: Any, longest: int = 80) -> str:
-    """A server's JSON value, or bytes, as one short line; of a large or deep one the beginning."""
-    if isinstance(value, bytes):
-        return one_line(value[: 4 * longest].decode("utf-8", "replace"), longest)
-    text = ""
-    for piece in json.JSONEncoder(ensure_ascii=False, default=repr).iterencode(value):
-        text += piece  # lazily: all of it may be 60 MB, or nested deeper than Python goes
-        if len(text) > longest:
-            break
-    return one_line(text, longest)
-
-
-def _visible(char: str) -> str:
-    """Control and direction characters as their code, so that no terminal obeys them."""
-    if char == "\t" or char.isprintable():
-        return char
-    if unicodedata.category(char).startswith("Z"):
-        return " "
-    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
-
-
-def without_secret(text: str, secret: str | None) -> str:
-    """``text`` with the key masked, wherever a server repeated it: plain, as JSON, HTML or a URL
-    write it, and in part, where the text was cut short within it."""
-    if not secret or len(secret) < _SHORTEST_SECRET:
-        return text
-    for form in {secret, json.dumps(secret)[1:-1], html.escape(secret), quote(secret, safe="")}:
-        text = text.replace(form, "<key>")
-    if "…" in text:
-        for length in range(len(secret) - 1, _SHORTEST_SECRET - 1, -1):
-            text = text.replace(f"{secret[:length]}…", "<key>…")
-    return text

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mtrl_cli.servers.address import Address, no_cookies, proxy_for
-from mtrl_cli.servers.errors import one_line
 from mtrl_cli.servers.keys import HEADER, Keys
 from mtrl_cli.servers.tinker.codec import body_of
 from mtrl_cli.servers.transport import PREFIX
+from mtrl_cli.servers.wording import one_line
 
 if TYPE_CHECKING:
     import httpx

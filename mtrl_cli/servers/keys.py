@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from mtrl_cli.servers.errors import without_secret
+from mtrl_cli.servers.wording import without_secret
 
 EMBEDDED_KEY = "MTRL_API_KEY"
 """The variable that holds the key to an embedded server."""

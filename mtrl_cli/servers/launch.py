@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtrl_cli.child import ChildServer, StartError
-from mtrl_cli.servers.errors import ServerError, one_line
+from mtrl_cli.servers.errors import ServerError
+from mtrl_cli.servers.wording import one_line
 
 _KEY_VARIABLE = "MTRL_EMBEDDED_KEY"
 

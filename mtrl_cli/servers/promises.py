@@ -23,11 +23,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from mtrl_cli.servers.errors import Verdict, backoff, one_line, picture
+from mtrl_cli.servers.budget import backoff
+from mtrl_cli.servers.errors import Verdict
 from mtrl_cli.servers.strain import Trouble
 from mtrl_cli.servers.tinker.codec import MalformedReply, body_of
 from mtrl_cli.servers.tinker.formats import Packed, Result, read_result
 from mtrl_cli.servers.transport import NoReply, Reply
+from mtrl_cli.servers.wording import one_line, picture
 
 Category = Literal["user", "server", "unknown"]
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mtrl_cli.errors import UsageError
-from mtrl_cli.servers.errors import Budget, ServerError, Verdict, one_line
+from mtrl_cli.servers.budget import Budget
+from mtrl_cli.servers.errors import ServerError, Verdict
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
+from mtrl_cli.servers.wording import one_line
 
 _ATTEMPTS = 4
 

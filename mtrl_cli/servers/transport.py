@@ -25,8 +25,9 @@ from urllib.parse import urlsplit
 
 from mtrl_cli.servers.address import Address as Address
 from mtrl_cli.servers.address import no_cookies, proxy_for, unfollowed
-from mtrl_cli.servers.errors import Budget, Verdict, judge_exception, judge_reply
+from mtrl_cli.servers.budget import Budget
 from mtrl_cli.servers.errors import NoReply as NoReply
+from mtrl_cli.servers.errors import Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.keys import HEADER, Keys
 from mtrl_cli.servers.limiter import Limiter
 from mtrl_cli.servers.strain import Strain, Trouble

@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from mtrl_cli.config.files.places import looked_for
-from mtrl_cli.errors import UsageError, text_of
+from mtrl_cli.errors import UsageError
+from mtrl_cli.foreign import line
 from mtrl_cli.rollout.ports import Task
 from mtrl_cli.rollout.task_fault import may_be_the_users
 
@@ -61,14 +62,14 @@ def load_task(entrypoint: str, name: str, unfinished_reward: float, params: dict
         task: Task = task_class(name=name, unfinished_reward=unfinished_reward, **params)
     except TypeError as error:
         raise UsageError(
-            f"task.entrypoint {entrypoint!r}: {_line(error)}; its parameters are those of"
+            f"task.entrypoint {entrypoint!r}: {line(error)}; its parameters are those of"
             " task.params, beside name and unfinished_reward"
         ) from error
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and may_be_the_users():
             raise
         raise UsageError(
-            f"task.entrypoint {entrypoint!r}: {type(error).__name__}: {_line(error)}"
+            f"task.entrypoint {entrypoint!r}: {type(error).__name__}: {line(error)}"
         ) from error
     missing = [
         part
@@ -102,7 +103,7 @@ def _load_module(name: str, where: str) -> ModuleType:
         if isinstance(error, KeyboardInterrupt) and may_be_the_users():
             raise
         raise UsageError(
-            f"{where}: importing it failed: {type(error).__name__}: {_line(error)}"
+            f"{where}: importing it failed: {type(error).__name__}: {line(error)}"
         ) from error
 
 
@@ -112,7 +113,7 @@ def _load_file(name: str, where: str) -> ModuleType:
         path = Path(name).expanduser().resolve()
         found = path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user's home
-        raise UsageError(f"{where}: this cannot be a file's path ({_line(error)})") from error
+        raise UsageError(f"{where}: this cannot be a file's path ({line(error)})") from error
     if not found:
         raise UsageError(f"{where}: there is no file {str(path)!r}{looked_for(name)}")
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
@@ -137,8 +138,3 @@ def _find_beside(folder: Path) -> None:
     """Let a user's module import its neighbours, as a script started there would."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-
-
-def _line(error: BaseException) -> str:
-    text = (text_of(error) or "").strip()
-    return text.splitlines()[0] if text else "(no message)"

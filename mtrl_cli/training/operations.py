@@ -185,7 +185,7 @@ class Operations:
         )
 
     async def _run(
-        self, build: Callable[[int], Call[T]], *, aside: bool = False, patience: float | None = None
+        self, build: Callable[[int], Call[T]], *, aside: bool = False, patience: float = PATIENCE
     ) -> T:
         """Build the call of the next sequence number and execute it.
 
@@ -199,7 +199,6 @@ class Operations:
             if call.seq is not None:
                 self._seq = seq
             work = self._execute(call)
-            patience = PATIENCE if patience is None else patience
             return await finish(work, patience, self._unheard, self._service.stop_waiting)
 
     def _unheard(self, error: BaseException) -> None:

@@ -23,8 +23,8 @@ CAPABILITIES = Capabilities(
 async def connect(monkeypatch):
     """``await connect(server, dedupes=…, **options)`` gives a connected client."""
     # Pauses keep their shape and lose their length.
-    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr("mtrl_cli.servers.budget._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("mtrl_cli.servers.budget._LONGEST_PAUSE", 0.1)
     clients = []
 
     async def make(

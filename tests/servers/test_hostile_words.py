@@ -11,7 +11,7 @@ import pytest
 
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.ports import PolicyFailure
-from mtrl_cli.servers import errors, keys
+from mtrl_cli.servers import budget, errors, keys, wording
 from mtrl_cli.servers.address import Address
 from mtrl_cli.servers.errors import Refused, ServerError, Unknown
 from mtrl_cli.servers.heartbeat import Heartbeat
@@ -65,10 +65,10 @@ def test_a_value_of_any_depth_and_size_has_a_picture():
     for _ in range(100_000):
         current.append([])
         current = current[0]
-    assert errors.picture({"a": deep}).startswith('{"a": [[[[')
-    assert errors.picture({"a": [1.5] * 10**6}, 40) == '{"a": [1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.…'
-    assert errors.picture("\x1b[2J") == '"\\u001b[2J"'
-    assert errors.picture(b"\xff\x1b") == "\ufffd\\x1b"
+    assert wording.picture({"a": deep}).startswith('{"a": [[[[')
+    assert wording.picture({"a": [1.5] * 10**6}, 40) == '{"a": [1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.…'
+    assert wording.picture("\x1b[2J") == '"\\u001b[2J"'
+    assert wording.picture(b"\xff\x1b") == "\ufffd\\x1b"
     while deep:  # a list so deep cannot be freed in one go
         deep = deep.pop()
 
@@ -77,7 +77,7 @@ def test_a_value_of_any_depth_and_size_has_a_picture():
 
 
 def test_retry_after_0_is_no_leave_to_storm():
-    pauses = [[errors.backoff(n, 0.0) for _ in range(50)] for n in range(6)]
+    pauses = [[budget.backoff(n, 0.0) for _ in range(50)] for n in range(6)]
     assert all(min(p) >= 0.125 * 2**n for n, p in enumerate(pauses[:5]))
     limiter = Limiter()
     limiter.hold(0.0, "HTTP 429")
@@ -154,7 +154,7 @@ async def test_no_failure_of_tinker_holds_the_key(connect, repeats, key):
 @pytest.mark.parametrize("key", [KEY, SHORT_KEY])
 @pytest.mark.parametrize("repeats", REPEATS)
 async def test_no_failure_of_twinkle_holds_the_key(repeats, key, monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("mtrl_cli.servers.budget._FIRST_PAUSE", 0.001)
     async with ScriptedTwinkleServer() as server, connected(server, key=key) as client:
         trained = await TwinkleTrained.on(client)
         for path in ("forward_backward", "clip_grad_and_step", "save"):

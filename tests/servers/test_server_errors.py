@@ -8,7 +8,8 @@ import aiohttp
 import httpx
 import pytest
 
-from mtrl_cli.servers import errors
+from mtrl_cli.servers import errors, wording
+from mtrl_cli.servers.budget import Budget, backoff
 
 RED = "\x1b[31mred\x07"
 
@@ -118,29 +119,29 @@ def test_retry_after_as_a_date():
 
 
 def test_pauses_grow_are_jittered_and_honour_retry_after():
-    pauses = [[errors.backoff(n) for _ in range(50)] for n in range(8)]
+    pauses = [[backoff(n) for _ in range(50)] for n in range(8)]
     assert all(0.125 * 2**n <= min(p) and max(p) <= 0.25 * 2**n for n, p in enumerate(pauses[:5]))
     assert max(map(max, pauses)) <= 10
     assert len(set(pauses[0])) > 10
-    assert all(3 <= errors.backoff(0, 3.0) <= 3.6 for _ in range(50))
+    assert all(3 <= backoff(0, 3.0) <= 3.6 for _ in range(50))
 
 
 def test_budget_is_spent_by_attempts_or_by_time():
     told: list[tuple[str, float]] = []
-    budget = errors.Budget(100, 3, lambda verdict, pause: told.append((verdict.says, pause)))
+    budget = Budget(100, 3, lambda verdict, pause: told.append((verdict.says, pause)))
     boom = errors.Verdict("unknown", "boom")
     pauses = [budget.pause(boom) for _ in range(3)]
     assert [pause is None for pause in pauses] == [False, False, True]
     assert told == [("boom", pauses[0]), ("boom", pauses[1])]
     late = errors.Verdict("transient", "later", 429, retry_after=30.0)
-    assert errors.Budget(1, attempts=9).pause(late) is None
+    assert Budget(1, attempts=9).pause(late) is None
 
 
 @pytest.mark.parametrize("seconds", [120.0, 600.0])
 def test_a_server_that_is_away_is_waited_for_as_long_as_the_budget_says(monkeypatch, seconds):
     now = 1_000.0
     monkeypatch.setattr("mtrl_cli.servers.errors.time.monotonic", lambda: now)
-    budget = errors.Budget(seconds, 8)
+    budget = Budget(seconds, 8)
     away = errors.Verdict("transient", "connection refused")
     while (pause := budget.pause(away)) is not None:
         now += pause
@@ -167,12 +168,12 @@ def test_a_server_that_is_away_is_waited_for_as_long_as_the_budget_says(monkeypa
     ],
 )  # fmt: skip
 def test_server_words(body, line):
-    assert errors.server_words(body) == line
+    assert wording.server_words(body) == line
 
 
 def test_control_and_direction_characters_are_shown():
-    line = errors.server_words(f'{{"detail": "{RED}\u202eevil\u0085x"}}'.encode())
-    raw = errors.one_line(f"{RED}\u202eevil\x9bx")
+    line = wording.server_words(f'{{"detail": "{RED}\u202eevil\u0085x"}}'.encode())
+    raw = wording.one_line(f"{RED}\u202eevil\x9bx")
     assert raw == "\\x1b[31mred\\x07\\u202eevil\\x9bx"
     assert "\x1b" not in line
     assert line.isprintable()
@@ -180,9 +181,9 @@ def test_control_and_direction_characters_are_shown():
 
 def test_long_bodies_are_shortened():
     trace = "Traceback (most recent call last):\n" + "  File\n" * 3000 + "ValueError: " + "x" * 999
-    assert len(errors.server_words(trace.encode())) <= 300
-    assert len(errors.server_words(b'{"detail": "%s"}' % (b"y" * 20_000))) <= 300
-    assert len(errors.server_words(b"[" * 100_000)) <= 300
+    assert len(wording.server_words(trace.encode())) <= 300
+    assert len(wording.server_words(b'{"detail": "%s"}' % (b"y" * 20_000))) <= 300
+    assert len(wording.server_words(b"[" * 100_000)) <= 300
 
 
 @pytest.mark.parametrize(
@@ -206,5 +207,5 @@ def test_context_overflow_is_told_by_words_and_numbers(status, words, full):
 
 
 def test_keys_are_masked():
-    assert errors.without_secret("bad key tml-abcdef!", "tml-abcdef") == "bad key <key>!"
-    assert errors.without_secret("nothing", None) == "nothing"
+    assert wording.without_secret("bad key tml-abcdef!", "tml-abcdef") == "bad key <key>!"
+    assert wording.without_secret("nothing", None) == "nothing"

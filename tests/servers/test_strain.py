@@ -107,7 +107,7 @@ async def test_a_cause_that_nobody_meets_again_is_forgotten(monkeypatch: Any, co
 
 
 async def test_twinkles_calls_are_told_too(monkeypatch: Any) -> None:
-    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("mtrl_cli.servers.budget._FIRST_PAUSE", 0.05)
     async with ScriptedTwinkleServer() as server, connected(server) as client:
         policy = await client.base_policy()
         away = faults.status(503, {"detail": "no replica"})

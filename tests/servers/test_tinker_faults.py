@@ -213,8 +213,8 @@ async def test_a_promise_that_cannot_be_read_leaves_a_training_call_unknown(conn
     ids=["503", "try_again", "408", "closed"],
 )
 async def test_a_server_that_answers_at_once_is_not_hammered(connect, fault, monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.25)
-    monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 10.0)
+    monkeypatch.setattr("mtrl_cli.servers.budget._FIRST_PAUSE", 0.25)
+    monkeypatch.setattr("mtrl_cli.servers.budget._LONGEST_PAUSE", 10.0)
     async with ScriptedPolicyServer() as server:
         client = await connect(server, training_timeout=0.8)
         trained = await Trained(client).prepare()
@@ -311,8 +311,8 @@ async def test_a_failed_execution_of_a_sample(connect, planned, permanent, attem
 
 
 async def test_one_budget_of_time(connect, monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.25)
-    monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 10.0)
+    monkeypatch.setattr("mtrl_cli.servers.budget._FIRST_PAUSE", 0.25)
+    monkeypatch.setattr("mtrl_cli.servers.budget._LONGEST_PAUSE", 10.0)
     async with ScriptedPolicyServer() as server:
         client = await connect(server, sample_timeout=0.8)
         policy = await client.base_policy()

@@ -79,7 +79,7 @@ def client_of(server, **options):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("mtrl_cli.servers.budget._FIRST_PAUSE", 0.001)
     monkeypatch.setattr("mtrl_cli.servers.tinker.sampling._ATTEMPTS", 2)
 
 

@@ -28,8 +28,8 @@ Handler = Callable[[web.Request], object]
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("mtrl_cli.servers.budget._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("mtrl_cli.servers.budget._LONGEST_PAUSE", 0.05)
 
 
 LAST = "/last"

@@ -16,8 +16,8 @@ SAMPLE = "sampler/scripted/twinkle/sample"
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr("mtrl_cli.servers.errors._FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("mtrl_cli.servers.errors._LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr("mtrl_cli.servers.budget._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("mtrl_cli.servers.budget._LONGEST_PAUSE", 0.1)
 
 
 def echo_last(tokens, index):

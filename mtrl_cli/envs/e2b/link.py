@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtrl_cli.envs.e2b.worker import LONGEST
-from mtrl_cli.envs.interface import told
+from mtrl_cli.foreign import told
 
 _SHORT = 2000
 """Characters of the process's error output that are kept for a message."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
-from mtrl_cli.envs.interface import told
 from mtrl_cli.errors import MtrlError, UsageError
+from mtrl_cli.foreign import told
 
 _MOST_CONNECTIONS = 4096
 """The SDK's default of 200 to one address dead-locks at 200 open streams over HTTP/1.1."""

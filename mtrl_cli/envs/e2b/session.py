@@ -12,8 +12,9 @@ from typing import Any
 
 from mtrl_cli.envs.e2b.link import Failed, Link, LinkBroken
 from mtrl_cli.envs.e2b.program import Program
-from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, Usable, told
+from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, Usable
 from mtrl_cli.errors import UsageError
+from mtrl_cli.foreign import told
 from mtrl_cli.rollout.ports import (
     EnvironmentFault,
     InfrastructureFailure,

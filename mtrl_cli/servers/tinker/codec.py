@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import Sample, SampleRequest
-from mtrl_cli.servers.errors import one_line, picture
 from mtrl_cli.servers.interface import AdamSpec, Datum, ForwardBackwardResult, LossSpec, ModelSpec
+from mtrl_cli.servers.wording import one_line, picture
 
 TX_LORA_ALPHA = 32.0
 """What servers without an ``alpha`` field use."""

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import Sample
-from mtrl_cli.servers.errors import one_line
 from mtrl_cli.servers.interface import Datum, ForwardBackwardResult, LossSpec
 from mtrl_cli.servers.tinker.codec import MalformedReply, checked_prompt_logprobs
+from mtrl_cli.servers.wording import one_line
 from mtrl_cli.wire import tinker_messages as wire
 
 _BFLOAT16 = 4

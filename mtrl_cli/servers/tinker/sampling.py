@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl_cli.rollout.ports import SampleRequest
-from mtrl_cli.servers.errors import Budget, Verdict, says_context_full
+from mtrl_cli.servers.budget import Budget
+from mtrl_cli.servers.errors import Verdict, says_context_full
 from mtrl_cli.servers.promises import Denied, Done, Failed, Lost, await_promise
 from mtrl_cli.servers.tinker.codec import MalformedReply, body_of, name_in, sample_body
 from mtrl_cli.servers.tinker.formats import Formats, Packed, Result, read_result, unpacked

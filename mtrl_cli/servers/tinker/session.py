@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict, one_line, picture
+from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Verdict
 from mtrl_cli.servers.keys import EMBEDDED_KEY, usable_token
 from mtrl_cli.servers.reaching import check_offered, offered_models, reach
 from mtrl_cli.servers.tinker import codec
 from mtrl_cli.servers.tinker.formats import Formats
 from mtrl_cli.servers.transport import NoReply, Reply, Transport
+from mtrl_cli.servers.wording import one_line, picture
 
 log = logging.getLogger(__name__)
 

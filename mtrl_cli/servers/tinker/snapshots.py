@@ -20,20 +20,14 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from mtrl_cli.servers.address import Address, no_cookies, proxy_for, unfollowed
-from mtrl_cli.servers.errors import (
-    Budget,
-    ServerError,
-    Verdict,
-    judge_exception,
-    judge_reply,
-    one_line,
-    without_secret,
-)
+from mtrl_cli.servers.budget import Budget
+from mtrl_cli.servers.errors import ServerError, Verdict, judge_exception, judge_reply
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts
 from mtrl_cli.servers.keys import HEADER, usable_token
 from mtrl_cli.servers.tinker import codec
 from mtrl_cli.servers.transport import CONNECT_SECONDS, PREFIX
 from mtrl_cli.servers.unpacking import gathered
+from mtrl_cli.servers.wording import one_line, without_secret
 
 if TYPE_CHECKING:
     import httpx

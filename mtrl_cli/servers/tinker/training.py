@@ -24,7 +24,8 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from mtrl_cli.servers.errors import AuthError, Budget, Refused, ServerError, Unknown, Verdict
+from mtrl_cli.servers.budget import Budget
+from mtrl_cli.servers.errors import AuthError, Refused, ServerError, Unknown, Verdict
 from mtrl_cli.servers.interface import RETURN_SECONDS, Accepted, Call, Recalled
 from mtrl_cli.servers.promises import Category, Denied, Done, Failed, Lost, await_promise
 from mtrl_cli.servers.tinker.codec import MalformedReply, name_in, parse, parse_aside

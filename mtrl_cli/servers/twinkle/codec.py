@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import Sample, SampleRequest
-from mtrl_cli.servers.errors import one_line, picture
 from mtrl_cli.servers.interface import (
     AdamSpec,
     Datum,
@@ -29,6 +28,7 @@ from mtrl_cli.servers.interface import (
 )
 from mtrl_cli.servers.tinker.codec import MalformedReply, body_of, token_text
 from mtrl_cli.servers.twinkle.losses import Backend, scales
+from mtrl_cli.servers.wording import one_line, picture
 
 IGNORED = -100
 """The label of a position that is not trained."""

@@ -19,8 +19,9 @@ anything else                                   as `servers.errors` judges a 500
 import json
 import re
 
-from mtrl_cli.servers.errors import Refused, Verdict, one_line, picture
+from mtrl_cli.servers.errors import Refused, Verdict
 from mtrl_cli.servers.transport import Reply, Transport
+from mtrl_cli.servers.wording import one_line, picture
 
 _TAIL = 8192
 _PARSE_AT_MOST = 2**22

@@ -18,12 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrl_cli.rollout.ports import ContextOverflow, PolicyFailure, Sample, SampleRequest
-from mtrl_cli.servers.errors import (
-    ServerError,
-    Unknown,
-    Verdict,
-    says_context_full,
-)
+from mtrl_cli.servers.errors import ServerError, Unknown, Verdict, says_context_full
 from mtrl_cli.servers.heartbeat import Heartbeat
 from mtrl_cli.servers.interface import (
     Accepted,

@@ -18,10 +18,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from mtrl_cli.servers.errors import Refused, ServerError, Unknown, one_line, picture
+from mtrl_cli.servers.errors import Refused, ServerError, Unknown
 from mtrl_cli.servers.interface import RETURN_SECONDS, Call
 from mtrl_cli.servers.tinker.codec import MalformedReply, body_of, name_in
 from mtrl_cli.servers.twinkle.transport import Sender
+from mtrl_cli.servers.wording import one_line, picture
 
 T = TypeVar("T")
 
