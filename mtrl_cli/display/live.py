@@ -1,8 +1,9 @@
 """The live screen: repainted a few times a second on a terminal.
 
 Finished steps are printed above as lines and scroll away, and so are finished groups where a step
-has few (`DisplayPlan.tells_groups`); only groups in flight are listed. The observer only counts,
-whatever the number of events: drawing happens in `tick`.
+has few (`DisplayPlan.tells_groups`). The table lists groups in flight; those of a training that
+have ended last fill it up, dim, so that it does not come and go between steps. The observer only
+counts, whatever the number of events: drawing happens in `tick`.
 
 Where the terminal breaks lines anew at another width, what was drawn takes as many rows there as
 its lines then need: these are taken away, and the screen is drawn below what stands above. Nothing
@@ -80,6 +81,8 @@ class LivePresenter:
         self._reflows = reflows
         self._shown: tuple[Group, ConsoleDimensions] | None = None
         """What was drawn last, and in which size."""
+        self._tall = 0
+        """Groups that the table has listed at most."""
         self._width, self._since = self._console.width, -STEADY
         """The width at the last look, and since when it is that."""
         self._closed = False
@@ -203,8 +206,12 @@ class LivePresenter:
         width, height = size
         now = self._clock()
         parts = [head(self.state, now, width, self._glyphs, self._redact)]
-        if not self.state.groups:
-            return Group(*parts)
+        groups = self.state.groups.values()
         rows = max(height - HEAD_LINES, 1)
-        table = group_table(self.state, now, width, rows, self._glyphs, self._redact)
+        self._tall = min(max(self._tall, sum(group.begun for group in groups)), rows)
+        if not groups and not (self._tall and self.state.lately):
+            return Group(*parts)
+        table = group_table(
+            self.state, now, width, rows, self._glyphs, self._redact, tall=self._tall
+        )
         return Group(*parts, Text(""), table)

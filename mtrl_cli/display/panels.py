@@ -26,6 +26,7 @@ from mtrl_cli.display.text import (
     run_tail,
     short_age,
 )
+from mtrl_cli.display.words import outcome
 
 HEAD_LINES = 8
 """Lines of a screen that are not rows of the table: the head, a blank, the table's head, the
@@ -73,23 +74,37 @@ def head(state: RunState, now: float, width: int, glyphs: Glyphs, redact: lines.
 
 
 def group_table(
-    state: RunState, now: float, width: int, rows: int, glyphs: Glyphs, redact: lines.Redact
+    state: RunState,
+    now: float,
+    width: int,
+    rows: int,
+    glyphs: Glyphs,
+    redact: lines.Redact,
+    tall: int = 0,
 ) -> Group:
     """The groups in flight that have begun, oldest first, as many as there is room for; the
-    others are counted."""
+    others are counted.
+
+    Where fewer than ``tall`` are in flight, the latest ones that have ended stay in the table, so
+    that it stands between two steps, too, and is as tall as it was.
+    """
     groups = list(state.groups.values())
     begun = [group for group in groups if group.begun]
     told = _not_listed(len(begun[rows:]), len(groups) - len(begun), others=bool(begun))
-    if not begun:
+    listed = begun[:rows]
+    spare = tall - len(listed)
+    ended = list(state.lately)[-spare:] if spare > 0 else []
+    if not listed and not ended:
         return Group(Text(told))
     wide = width >= WIDE
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name, right in _columns(wide):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for group in begun[:rows]:
+    for group in sorted([*ended, *listed], key=lambda one: one.group):
         cells = (Text(redact(cell)) for cell in _cells(group, now, wide, glyphs))
-        table.add_row(*cells, style="yellow" if group.retries else "")
-    return Group(table, Text(told)) if told else Group(table)
+        in_flight = "yellow" if group.retries else ""
+        table.add_row(*cells, style=in_flight if group.outcome is None else "dim")
+    return Group(table, Text(told)) if told or ended else Group(table)
 
 
 def _not_listed(begun: int, starting: int, *, others: bool) -> str:
@@ -219,14 +234,20 @@ def _cells(group: GroupView, now: float, wide: bool, glyphs: Glyphs) -> list[str
         f"{group.done}/{group.size} {_members(group, glyphs)}",
         reward(mean, 2),
         f"{group.tokens:,}",
-        short_age(now - group.started),
-        harmless(group.phase),
+        short_age((now if group.ended is None else group.ended) - group.started),
+        group.phase,
     ]
     if not wide:
         return cells
     turns = f"{group.turns / group.size:.1f}"
-    note = harmless(f"{group.retries} retried: {group.note}", 40) if group.retries else ""
-    return [*cells[:5], reward(_spread(rewards), 2), turns, *cells[5:], note]
+    return [*cells[:5], reward(_spread(rewards), 2), turns, *cells[5:], harmless(_note(group), 40)]
+
+
+def _note(group: GroupView) -> str:
+    """What went wrong with it."""
+    if group.outcome not in (None, "complete"):
+        return outcome(group.outcome or "")
+    return f"{group.retries} retried: {group.note}" if group.retries else ""
 
 
 def _members(group: GroupView, glyphs: Glyphs) -> str:

@@ -35,6 +35,7 @@ def to_record(state: RunState, now: float) -> dict[str, Any]:
         "plan": {name: getattr(state.plan, name) for name in _OF_THE_PLAN},
         "borrowed": dict(state.borrowed_by_kind()),
         "groups": [_group(group, now) for group in list(state.groups.values())[:MOST_GROUPS]],
+        "lately": [_group(group, now) | {"outcome": group.outcome} for group in state.lately],
         "evaluation": None if evaluation is None else asdict(evaluation),
         "stopping": None
         if stopping is None
@@ -50,6 +51,9 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
     """
     plan = replace(state.plan, **{name: record["plan"][name] for name in _OF_THE_PLAN})
     groups = {view.group: view for view in (_view(one, now) for one in record["groups"])}
+    lately = [
+        replace(_view(one, now), ended=now, outcome=one["outcome"]) for one in record["lately"]
+    ]
     stopping, evaluation, eta = record["stopping"], record["evaluation"], record["eta"]
     state.phase = str(record["phase"])
     state.phase_since = now - float(record["phase_seconds"])
@@ -63,6 +67,8 @@ def restore(state: RunState, record: Mapping[str, Any], now: float) -> None:
     state.told_busy = int(record["busy"])
     state.told_eta = Eta(**eta) if eta else None
     state.plan, state.groups = plan, groups
+    state.lately.clear()
+    state.lately.extend(lately)
     state.borrowed = {
         f"{kind}/{number}": (str(kind), None)
         for kind, count in record["borrowed"].items()
@@ -83,7 +89,7 @@ def _group(group: GroupView, now: float) -> dict[str, Any]:
         "policy": group.policy,
         "policy_step": group.policy_step,
         "size": group.size,
-        "age": now - group.started,
+        "age": (now if group.ended is None else group.ended) - group.started,
         "tokens": group.tokens,
         "turns": group.turns,
         "retries": group.retries,

@@ -6,7 +6,7 @@ counts. What takes longer (trends, estimates; rates in `Rates`) is computed when
 Groups of an evaluation are games: thousands of groups of one, which are counted and not listed.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +35,9 @@ from mtrl_cli.training.events import (
 
 NAMED = 20
 """Ids that are named of one kind of borrow; the ledger names all."""
+
+LATELY = 100
+"""Groups that are remembered when they have ended: as many as a tall terminal has lines."""
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ class GroupView:
     @property
     def phase(self) -> str:
         if self.outcome is not None:
-            return self.outcome
+            return "done" if self.outcome == "complete" else "ended"
         return "rolling" if self.turns else "starting"
 
 
@@ -141,6 +144,8 @@ class RunState:
         self.waits: str | None = None
         """Why calls to the server wait at this moment."""
         self.groups: dict[int, GroupView] = {}
+        self.lately: deque[GroupView] = deque(maxlen=LATELY)
+        """Groups of a training that have ended, the latest one last."""
         self.finished_groups: list[GroupView] = []
         self.evaluation: EvaluationView | None = None
         self.cut_off: EvaluationView | None = None
@@ -301,9 +306,9 @@ class RunState:
             self.pace.game_ended(now)
             return
         group = self.groups.pop(event.group, None)
-        if group is not None and self.plan.keep_groups:
+        if group is not None:
             group.ended, group.outcome = now, event.outcome
-            self.finished_groups.append(group)
+            (self.finished_groups if self.plan.keep_groups else self.lately).append(group)
 
     def _borrow_changed(self, event: BorrowChanged, now: float) -> None:
         if event.state == "released":
