@@ -328,5 +328,5 @@ async def test_a_model_list_of_nonsense_is_no_list():
             )
             client = TinkerService(Address.of(server.url, None), "scripted", capabilities)
             await client.connect()
-            await client.execute(client.create_model(SPEC), lambda request: None)
+            assert await client.execute(client.create_model(SPEC), lambda request: None)
             await client.close()
