@@ -98,9 +98,8 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
         yield from _known(state)
     else:
         yield from _reward(state, finished.before, finished.after)
-    tokens = f"{compact(finished.sampled_tokens)} tokens sampled"
     attempts = f" in {state.attempt} attempts" if state.attempt > 1 else ""
-    yield Fact("episodes", f"{finished.episodes:,}{attempts}, {tokens}")
+    yield Fact("episodes", f"{finished.episodes:,}{attempts}, {_tokens(state, finished)}")
     if (cut := state.cut_off) is not None:
         games = f"{cut.done:,} of {counted(cut.games, 'game')}"
         yield Fact("", f"the evaluation was cut off after {games}")
@@ -131,6 +130,16 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
     if state.plan.readable and finished.folder and whole:
         yield Fact("read it", _reading(finished.folder, whole), copied=True)
     yield from _quarantine(finished.quarantined)
+
+
+def _tokens(state: RunState, finished: RunFinished) -> str:
+    """Those of the steps' episodes, and all that the screen has counted while it ran, which is
+    what a server bills; of earlier attempts that is not known."""
+    told = f"{compact(finished.sampled_tokens)} tokens sampled"
+    evaluated = finished.before is not None or finished.after is not None
+    if state.attempt == 1 and evaluated and state.tokens > finished.sampled_tokens:
+        told += f" ({compact(state.tokens)} with evaluations)"
+    return told
 
 
 def failure(failed: RunFailed) -> list[Fact]:

@@ -293,6 +293,16 @@ def test_a_summary_without_an_evaluation_says_what_is_known() -> None:
     ]
 
 
+def test_the_tokens_of_evaluations_are_told_beside_those_of_the_steps() -> None:
+    before = Evaluated("before", "p", -0.4, 0.01, 6000, 0.0)
+    watched = Watched(None)
+    watched.see(PhaseStarted("evaluation"), *(TurnSampled(0, 0, turn, 4000) for turn in range(3)))
+    watched.see(PhaseStarted("sampling", 1), TurnSampled(0, 0, 0, 5000))
+    watched.see(RunFinished(RUN, FOLDER, "finished", None, 1, 1, 5000, None, before, None, {}))
+    watched.presenter.close()
+    assert "episodes   1, 5.0k tokens sampled (17.0k with evaluations)\n" in watched.text
+
+
 def test_a_summary_of_steps_without_an_evaluation_tells_their_reward() -> None:
     watched = Watched(None)
     watched.see(*(StepFinished(n, 12, "p", {"reward": n / 10}) for n in range(1, 13)))
