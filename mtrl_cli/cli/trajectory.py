@@ -10,11 +10,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtrl_cli.display.terminal import Screen, abilities, columns
 from mtrl_cli.display.text import harmless, policy_name, reward, table
 from mtrl_cli.display.words import reasons
+from mtrl_cli.display.wrapping import HANGING, LABEL, wrapped
 from mtrl_cli.errors import UsageError
 from mtrl_cli.rollout.trajectory import FAILED
 from mtrl_cli.runs.registry import RunRecord, find_run, read_run
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
     from mtrl_cli.display.lines import Redact
 
 Record = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """A line of what is shown, however long it is."""
+
+    text: str
+    kind: str = ""
+    """Of which part of the training it is, if of one."""
+    indent: int = HANGING
+    """Columns by which its second line is indented on a terminal."""
+
+
 Paint = Callable[[str, str], str]
 Decode = Callable[[Sequence[int]], str]
 
@@ -97,11 +110,14 @@ def _print_episodes(
 ) -> None:
     decode = _decoder(run)
     paint = _paint if abilities().colour else _plain
+    width = columns()
     for number, (file, record) in enumerate(found):
         if number:
             screen.line()
-        for line in _episode(file, record, paint, tokens=tokens, decode=decode):
-            screen.line(redact(line))
+        for part in _episode(file, record, tokens=tokens, decode=decode):
+            text = redact(part.text)
+            for line in wrapped(text, width, part.indent) if width else [text]:
+                screen.line(paint(part.kind, line) if part.kind else line)
 
 
 def _wanted(which: str | None) -> tuple[int | None, int | None]:
@@ -164,40 +180,38 @@ def _step(file: Path) -> str:
     return "-" if step is None else str(step)
 
 
-def _episode(
-    file: Path,
-    record: Record,
-    paint: Paint,
-    *,
-    tokens: bool,
-    decode: Decode | None,
-) -> Iterator[str]:
-    yield harmless(
-        f"{_name(record)}  step {_step(file)}  task {record['task']['id']}"
-        f"  policy {policy_name(record['policy'])}"
+def _episode(file: Path, record: Record, *, tokens: bool, decode: Decode | None) -> Iterator[Part]:
+    yield Part(
+        harmless(
+            f"{_name(record)}  step {_step(file)}  task {record['task']['id']}"
+            f"  policy {policy_name(record['policy'])}"
+        )
     )
-    yield harmless(_outcome(record))
+    yield Part(harmless(_outcome(record)))
     for message in record["opening"]:
-        role = harmless(str(message.get("role", "?")))
-        yield paint("prompt", f"{role:>9}  {_content(message)}")
+        yield _labelled(harmless(str(message.get("role", "?"))), _content(message), "prompt")
     sampled = [(start, end) for kind, start, end in record["spans"] if kind == "sampled"]
     for number, turn in enumerate(record["turns"], 1):
-        yield ""
-        yield harmless(f"turn {number}, {turn['tokens']} tokens sampled")
+        yield Part("")
+        yield Part(harmless(f"turn {number}, {turn['tokens']} tokens sampled"))
         said = turn["text"]
         if decode is not None and number <= len(sampled):
             start, end = sampled[number - 1]
             said = decode(record["tokens"][start:end])  # with its tool calls, as it was sampled
-        yield paint("sampled", f"assistant  {harmless(said) or '(nothing beside the call)'}")
+        yield _labelled("assistant", harmless(said) or "(nothing beside the call)", "sampled")
         for call in turn["calls"]:
-            yield paint("sampled", f"     call  {harmless(_called(call))}")
+            yield _labelled("call", harmless(_called(call)), "sampled")
             marks = [f"reward {reward(call['reward'], 2)}"] if call["reward"] is not None else []
             marks += [word for word in ("done", "error") if call[word]]
             told = f" [{', '.join(marks)}]" if marks else ""
-            yield paint("bridge", f"     tool  {harmless(str(call['answer']))}{told}")
+            yield _labelled("tool", f"{harmless(str(call['answer']))}{told}", "bridge")
     if tokens:
-        yield ""
-        yield from _tokens(record, paint, decode)
+        yield Part("")
+        yield from _tokens(record, decode)
+
+
+def _labelled(label: str, text: str, kind: str) -> Part:
+    return Part(f"{label:>{LABEL - 2}}  {text}", kind, LABEL)
 
 
 def _called(call: Record) -> str:
@@ -228,16 +242,17 @@ def _content(message: Record) -> str:
     return harmless(content if isinstance(content, str) else json.dumps(content))
 
 
-def _tokens(record: Record, paint: Paint, decode: Decode | None) -> Iterator[str]:
+def _tokens(record: Record, decode: Decode | None) -> Iterator[Part]:
     """Every token: its place, id, text, and what it is; the sampled ones with their logprob."""
     logprobs = iter(record["logprobs"])
-    yield f"{'place':>6} {'id':>7}  {'logprob':>9}  what      text"
+    yield Part(f"{'place':>6} {'id':>7}  {'logprob':>9}  what      text")
     for kind, start, end in record["spans"]:
         for place in range(start, end):
             token = record["tokens"][place]
             logprob = f"{next(logprobs):.4f}" if kind == "sampled" else ""
             text = harmless(repr(decode([token]))) if decode else ""
-            yield paint(kind, f"{place:>6} {token:>7}  {logprob:>9}  {kind:<8}  {text}".rstrip())
+            line = f"{place:>6} {token:>7}  {logprob:>9}  {kind:<8}  {text}"
+            yield Part(line.rstrip(), kind)
 
 
 def _decoder(run: RunRecord) -> Decode | None:
@@ -249,7 +264,7 @@ def _decoder(run: RunRecord) -> Decode | None:
         return decoder_of(run.path)
     except MtrlError as error:
         reason = " ".join(str(error).split())
-        Screen(sys.stderr).line(harmless(f"tokens are shown without their text: {reason}"))
+        Screen(sys.stderr).prose(harmless(f"tokens are shown without their text: {reason}"))
         return None
 
 

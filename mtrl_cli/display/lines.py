@@ -31,12 +31,19 @@ def beginning_line(made: FolderMade) -> str:
     return f"{line}: attempt {made.attempt} goes on {where}"
 
 
-def group_line(group: GroupView, now: float) -> str:
-    """One group that has ended."""
+def group_task(group: GroupView) -> str:
+    """What a group plays, as its line names it."""
+    return harmless(group.task, 24)
+
+
+def group_line(group: GroupView, now: float, groups: int = 0, longest: int = 0) -> str:
+    """One group that has ended, of ``groups`` groups in all, as far as that is known; what they
+    play takes ``longest`` characters at most."""
     rewards = group.rewards
     mean = sum(rewards) / len(rewards) if rewards else None
+    number = f"{group.group:>{len(str(max(groups - 1, 0)))}}"
     told = (
-        f"group {group.group} {harmless(group.task, 24)} | v{group.policy_step}"
+        f"group {number} {group_task(group):<{longest}} | v{group.policy_step}"
         f" | {group.done}/{group.size} | reward {reward(mean, 2):>5} | {group.tokens:>6,} tokens"
         f" | {short_age(now - group.started)}"
     )

@@ -83,6 +83,8 @@ class LivePresenter:
         """What was drawn last, and in which size."""
         self._tall = 0
         """Groups that the table has listed at most."""
+        self._longest = 0
+        """Characters of the longest name of what a group has played."""
         self._width, self._since = self._console.width, -STEADY
         """The width at the last look, and since when it is that."""
         self._closed = False
@@ -99,7 +101,9 @@ class LivePresenter:
             if not self.state.plan.tells_groups:
                 return
             group.outcome = event.outcome
-            self._above.append(lines.group_line(group, now))
+            self._longest = max(self._longest, len(lines.group_task(group)))
+            every = self.state.plan.groups(self.state.steps)
+            self._above.append(lines.group_line(group, now, every, self._longest))
         elif kind is FolderMade:
             self._above.append(lines.beginning_line(cast("FolderMade", event)))
         elif kind is Evaluated:

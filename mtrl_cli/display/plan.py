@@ -42,6 +42,10 @@ class DisplayPlan:
         if self.games and "after" not in begun:
             yield self.games
 
+    def groups(self, steps: int) -> int:
+        """All groups of a run of so many steps; 0 where that is not known."""
+        return self.total_groups or steps * self.groups_per_step
+
     @property
     def tells_groups(self) -> bool:
         """Whether a group that has ended is worth a line of its own. Where a step has many groups,

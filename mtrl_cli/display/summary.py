@@ -65,7 +65,7 @@ def _played(groups: list[GroupView], available: int | None, redact: Redact) -> l
         rewards = group.rewards
         mean = reward(sum(rewards) / len(rewards) if rewards else None)
         members = "  ".join(
-            glued(f"{reward(member.reward, 2)} {harmless(member.stop)}")
+            glued(f"{reward(member.reward, 2):>5} {harmless(member.stop)}")
             for _, member in sorted(group.members.items())
         )
         if group.outcome not in (None, "complete"):

@@ -65,7 +65,7 @@ def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
     for word in _WORD.findall(_COMMAND.sub(lambda found: glued(found.group()), text)):
         longer = lines[-1] + word
         if lines[-1].strip() and cells(longer) > width:
-            lines.append(hanging + word.lstrip())
+            lines.append(hanging + word.lstrip(" "))
         else:
             lines[-1] = longer
     return [line.replace(_GLUE, " ") for line in lines]

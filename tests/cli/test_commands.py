@@ -206,7 +206,7 @@ def test_quarantine_is_named(tmp_path: Path) -> None:
 
 def test_a_rollout_ends_in_a_table_of_outcomes(tmp_path: Path) -> None:
     out = mtrl("rollout", "--groups", "2", cwd=tmp_path, fake="play").stdout
-    assert "0.00 done  1.00 done" in out
+    assert " 0.00 done   1.00 done" in out
     assert "mean reward 0.500 over 4 episodes of 2 task samples; mtrl eval" in out
 
 

@@ -67,3 +67,21 @@ def test_a_dry_run_is_broken_between_words_on_a_terminal(tmp_path: Path) -> None
     assert max(map(len, piped.splitlines())) > 60
     assert " ".join(narrow).split() == piped.split()
     assert all(len(line) <= 60 or len(line.split()) == 1 for line in narrow)
+
+
+def test_an_episode_is_broken_between_words_on_a_terminal(tmp_path: Path) -> None:
+    """Below its label; a word that is longer than the line is left to the terminal."""
+    said, answer = "I hit, as nineteen is far from here. " * 3, f"{'A' * 50} and a king. " * 2
+    call = {"name": "play", "answer": answer, "reward": -1.0, "done": True, "error": False}
+    turn = {"text": said, "tokens": 1, "calls": [{**call, "arguments": '{"action": "hit"}'}]}
+    opening = [{"role": "user", "content": said}]
+    rollout(tmp_path / "runs", episode(0, 0, turns=[turn], opening=opening))
+    asked = ("trajectory", "last", "0/0")
+    environ = environment(NO_COLOR="1")
+    _, written = on_terminal(command(*asked), cwd=tmp_path, environ=environ, size=(40, 48))
+    piped = mtrl(*asked, cwd=tmp_path)
+    shown = written.replace("\r\n", "\n").splitlines()
+    assert " ".join(shown).split() == f"{piped.stderr} {piped.stdout}".split()
+    assert all(len(line) <= 48 or len(line.split()) == 1 for line in shown)
+    at = next(number for number, line in enumerate(shown) if line.startswith("assistant  I hit"))
+    assert shown[at + 1].startswith(" " * 11 + "I hit, as")
