@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import yaml
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from hydra.errors import MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -27,20 +25,15 @@ from omegaconf.errors import OmegaConfBaseException
 from mtrl_cli.config.anchor import anchor
 from mtrl_cli.config.errors import ConfigError, key_of, together
 from mtrl_cli.config.files import places
-from mtrl_cli.config.files.defaults import (
-    PRIMARY,
-    missing_file,
-    named_file,
-    refuse_hydras_own,
-    without_hydras_own,
-    without_self,
-)
+from mtrl_cli.config.files.defaults import PRIMARY, SELF, refuse_hydras_own, without_hydras_own
+from mtrl_cli.config.files.lines import line_of
 from mtrl_cli.config.files.locate import locate
-from mtrl_cli.config.files.reading import first_line, read, yaml_error
+from mtrl_cli.config.files.reading import read
 from mtrl_cli.config.files.shapes import shape_errors
 from mtrl_cli.config.keys import schema_keys
 from mtrl_cli.config.overrides import CheckedOverride, check_all, split_conf
 from mtrl_cli.config.refusals import all_refused, refuse_dotted
+from mtrl_cli.config.replaced import refuse_replaced, refuse_stray
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.config.secrets import (
     Redactor,
@@ -50,7 +43,7 @@ from mtrl_cli.config.secrets import (
     redactor,
     secret_keys,
 )
-from mtrl_cli.config.sources import Sources, chain, value_at, wrong_shapes
+from mtrl_cli.config.sources import Sources, chain, value_at
 
 _BEYOND = 2**64
 
@@ -148,14 +141,18 @@ def compose(
     asked = conf or named or places.DEFAULT_EXPERIMENT
     file, dirs = locate(asked, config_dirs)
     node = _read(file)
+    built_on = []
     for source in chain(file, dirs):
-        refuse_hydras_own(source.values, source.file)
+        built_on.append(source)
+        refuse_hydras_own(source.values, source.defaults, source.file)
     checked = check_all(rest, dirs)
     container, choices = _compose(node, file, checked, dirs)
+    refuse_stray(container, built_on)
+    refuse_replaced(container, built_on, checked)
     sources = Sources(file, dirs, choices, checked)
     anchor(container, sources)
     composed = _typed(asked, container, sources)
-    _refuse_without_base(container, file)
+    _refuse_without_base(node, container, file)
     return composed
 
 
@@ -191,21 +188,10 @@ def _compose(
         try:
             with initialize_config_dir(str(dirs[0]), job_name="mtrl", version_base="1.3"):
                 config = hydra.compose(PRIMARY, overrides=told, return_hydra_config=True)
-        except UserWarning as error:
-            raise without_self(error, file, dirs) from error
-        except MissingConfigException as error:
-            raise missing_file(error, node, file, dirs) from error
-        except yaml.YAMLError as error:
-            raise yaml_error(error, file) from error
-        except RecursionError as error:
-            raise ConfigError("its defaults lead back to itself", at=places.shown(file)) from error
         except Exception as error:  # Hydra lets through whatever reading a group's file raised
-            if wrong := wrong_shapes(file, dirs, overrides):
-                raise together(wrong) from error
-            raise ConfigError(
-                f"cannot compose: {first_line(error).replace(PRIMARY, file.name)}",
-                at=named_file(str(error), file, dirs),
-            ) from error
+            from mtrl_cli.config.unmerged import unmerged
+
+            raise unmerged(error, file, dirs, overrides) from error
     chosen = config.hydra.runtime.choices
     choices = {str(group): str(chosen[group]) for group in chosen if "hydra" not in str(group)}
     with open_dict(config):
@@ -213,20 +199,25 @@ def _compose(
     return _plain(config), choices
 
 
-def _refuse_without_base(container: dict[str, Any], file: Path) -> None:
+def _refuse_without_base(node: dict[str, Any], container: dict[str, Any], file: Path) -> None:
     """A section that no file mentions would have the schema's values, which are not those of
     conf/config.yaml: the experiment would silently be another one."""
     kinds = schema_keys()
     grouped = [group for group in places.groups([places.packaged_conf()]) if group in kinds]
-    missing = [group for group in grouped if group not in container]
-    if missing:
-        raise ConfigError(
-            f"it builds on no other file, and does not set {', '.join(missing)}"
-            if container
-            else "the file is empty",
-            at=places.shown(file),
-            hint=f"begin it with `defaults: [{places.BASE}, _self_]` for all other values",
-        )
+    missing = ", ".join(group for group in grouped if group not in container)
+    if not missing:
+        return
+    if not node:
+        told = "the file is empty"
+    elif node.get("defaults"):
+        told = f"neither this file nor what it builds on sets {missing}"
+    else:
+        told = f"it builds on no other file, and does not set {missing}"
+    raise ConfigError(
+        told,
+        at=places.named(file, line_of(file, "defaults")),
+        hint=f"begin it with `defaults: [{places.BASE}, {SELF}]` for all other values",
+    )
 
 
 def _typed(asked: str, container: dict[str, Any], sources: Sources) -> Composed:

@@ -6,7 +6,7 @@ file, an override. A file that states the composed value is believed before one 
 another: a defaults list may put ``_self_`` anywhere.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.files import places
+from mtrl_cli.config.files.defaults import Entry, entries
 from mtrl_cli.config.files.lines import written
 from mtrl_cli.config.files.reading import read
 from mtrl_cli.config.files.shapes import shape_errors
@@ -62,12 +63,12 @@ class Sources:
         for override in reversed(self.overrides):
             if override.sets(name):
                 return Origin("override", override.shown)
-        stated = [(one, found) for one in self._files if (found := one.states(key)) is not _ABSENT]
+        stated = [one for one in self._files if one.states(key)]
         # The winning one states the value, except where a path in it was made absolute.
-        stated.sort(key=lambda one: one[1] != value)
+        stated.sort(key=lambda one: one.value_of(key) != value)
         if not stated:
             return Origin("default")
-        source = stated[0][0]
+        source = stated[0]
         return Origin("file", file=source.file, line=source.line_of(key))
 
     def set_by(self, key: str, value: Any) -> str:
@@ -80,7 +81,7 @@ class Sources:
         """The ones that win first."""
         own = chain(self.file, self.dirs)
         options = [
-            Source(file, group, _load(file))
+            _load(file, group, group)
             for group, option in self.choices.items()
             if (file := places.find(self.dirs, f"{group}/{option}"))
         ]
@@ -94,19 +95,17 @@ class Source:
     file: Path
     group: str
     values: Mapping[str, Any]
-
-    @property
-    def defaults(self) -> list[Any]:
-        """The entries of its defaults list."""
-        listed = self.values.get("defaults")
-        return listed if isinstance(listed, list) else []
+    defaults: Sequence[Entry]
 
     @cached_property
     def _lines(self) -> Mapping[str, int]:
         return {one.key: one.line for one in written(self.file)}
 
-    def states(self, key: str) -> Any:
-        """The value of ``key`` in it; `_ABSENT` where it does not mention it."""
+    def states(self, key: str) -> bool:
+        return self.value_of(key) is not _ABSENT
+
+    def value_of(self, key: str) -> Any:
+        """The value of ``key`` in it; `_ABSENT` where it does not state one."""
         if key == self.group and not self.values:  # what it holds is no mapping
             return None
         if self.group and not key.startswith(f"{self.group}."):
@@ -149,47 +148,57 @@ def value_at(node: Any, key: str, otherwise: Any = None) -> Any:
     return node
 
 
-def wrong_shapes(
+def sources_of(
     file: Path, dirs: tuple[Path, ...], overrides: tuple[CheckedOverride, ...]
-) -> list[ConfigError]:
-    """Of the files that could not be merged, what has another shape than its key takes.
+) -> "tuple[Source, ...]":
+    """The files that could not be merged: the experiment's, what it builds on, and the options
+    that their defaults lists and ``overrides`` choose.
 
     Raises:
         ConfigError: one of them cannot be read.
     """
     chosen = dict(_chosen(file, dirs))
     chosen |= {one.key: one.hydra.partition("=")[2] for one in overrides if one.group}
-    files = Sources(file, dirs, chosen, overrides)._files
-    return [error for source in files for error in source.wrong_shapes()]
+    return Sources(file, dirs, chosen, overrides)._files
+
+
+def wrong_shapes(sources: Sequence[Source]) -> list[ConfigError]:
+    """What has another shape than its key takes, in files that could not be merged."""
+    return [error for source in sources for error in source.wrong_shapes()]
 
 
 def _chosen(file: Path, dirs: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
     """The options that defaults lists choose, the strongest last."""
     for source in reversed(list(chain(file, dirs))):
         for entry in source.defaults:
-            for group, option in entry.items() if isinstance(entry, dict) else ():
-                if str(group).split():
-                    yield str(group).split()[-1].lstrip("/"), str(option)
+            if entry.group:
+                yield entry.group, entry.name
 
 
 def chain(file: Path, dirs: tuple[Path, ...]) -> "Iterator[Source]":
-    """An experiment's file, and the ones that it builds on, the nearest first."""
+    """An experiment's file, and the ones that it builds on, the nearest first.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
     seen: set[Path] = set()
-    waiting = [(file, "")]
+    waiting = [(file, "", "")]
     while waiting:
-        current, group = waiting.pop(0)
+        current, section, folder = waiting.pop(0)
         if current in seen:
             continue
         seen.add(current)
-        source = Source(current, group, _load(current))
+        source = _load(current, section, folder)
         yield source
-        waiting += [
-            (path, name.lstrip("/").rpartition("/")[0])
-            for name in source.defaults
-            if isinstance(name, str) and (path := places.find(dirs, name))
-        ]
+        for entry in source.defaults:
+            if entry.is_self or entry.group:
+                continue
+            if found := places.find(dirs, entry.path):
+                waiting.append((found, entry.section, entry.path.rpartition("/")[0]))
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _load(file: Path, section: str, folder: str) -> Source:
+    """A file whose keys are in ``section``; names in it are looked for in ``folder``."""
     node = read(file)
-    return {str(key): value for key, value in node.items()} if isinstance(node, dict) else {}
+    values = {str(key): value for key, value in node.items()} if isinstance(node, dict) else {}
+    return Source(file, section, values, entries(values, file, folder))

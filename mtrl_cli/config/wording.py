@@ -50,12 +50,14 @@ def wrong_type(key: str, value: Any) -> str | None:
         return None
     *most, last = filter(None, words)
     takes = f"{', '.join(most)} or {last}" if most else last
-    told = {None: "null", True: "true", False: "false"}.get(value) if _plain(value) else None
-    return f"{key} is {takes}, not {told or repr(value):.{_SHOWN}}"
+    return f"{key} is {takes}, not {in_words(value)}"
 
 
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
+def in_words(value: Any) -> str:
+    """A value as YAML writes it, shortened."""
+    named = value is None or isinstance(value, bool)
+    told = {None: "null", True: "true", False: "false"}[value] if named else repr(value)
+    return f"{told:.{_SHOWN}}"
 
 
 def _items(kinds: tuple[Any, ...]) -> Iterator[Any]:

@@ -40,7 +40,7 @@ finally:
         ("cancel RUN", PARAMETERS, 20),
         ("show RUN", PARAMETERS, 46),
         ("trajectory RUN", PARAMETERS, 39),
-        ("rollout --dry-run", COMPOSITION, 43),
+        ("rollout --dry-run", COMPOSITION, 44),
     ],
 )
 def test_a_quick_command_imports_little(

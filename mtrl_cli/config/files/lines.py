@@ -32,6 +32,12 @@ def written(file: Path) -> Iterator[Written]:
         yield from _below(node, "", ())
 
 
+def line_of(file: Path, key: str) -> int | None:
+    """The line of a key; of one inside a list that has none, that of the list."""
+    lines = {one.key: one.line for one in written(file)}
+    return lines.get(key, lines.get(key.partition("[")[0]))
+
+
 def holds_itself(file: Path) -> int | None:
     """The line of a mapping or a list that is, by an anchor, inside itself."""
     try:
