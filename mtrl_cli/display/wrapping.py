@@ -1,7 +1,8 @@
 """Prose that is broken between words, for a terminal that is narrower than it.
 
-What one copies is not broken by us: a terminal that breaks a long line itself still copies it as
-one. So commands in a sentence stay whole, and so does every `Fact` that is one.
+What one copies is not broken like prose: commands in a sentence stay whole, and so do paths and
+names, as a terminal that breaks a long line itself still copies it as one. A `Fact` that is a
+command goes on in the next line as a shell reads it, behind a backslash.
 """
 
 import re
@@ -23,6 +24,12 @@ _COMMAND = re.compile(
     r"|\bkill -9 [0-9]+"
     r"|\bexport [^ ]+=[^ ]*"
 )
+_ARGUMENT = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
+"""An argument as a shell reads it, quotes and all."""
+
+_ON = " \\"
+"""What a line of a command ends with that goes on in the next one."""
+
 _GLUE = "\u00a0"
 """A space at which a line is not broken."""
 
@@ -34,7 +41,7 @@ class Fact:
     label: str
     text: str
     copied: bool = False
-    """A command, a path or a name, which is copied and so never broken."""
+    """A command, a path or a name, which is copied and so not broken like prose."""
 
 
 def laid_out(
@@ -50,7 +57,32 @@ def laid_out(
     for fact in facts:
         label = f"{fact.label and fact.label + ':':>{LABEL}} " if below_error else fact.label
         line = redact(f"{label:<{LABEL}}{fact.text}")
-        yield from [line] if fact.copied else wrapped(line, width, max(LABEL, len(label)))
+        indent = max(LABEL, len(label))
+        if not fact.copied:
+            yield from wrapped(line, width, indent)
+        elif fact.text.startswith("mtrl "):
+            yield from continued(line[indent:], line[:indent], width)
+        else:
+            yield line
+
+
+def continued(command: str, label: str, width: int | None) -> Iterator[str]:
+    """The lines of ``command``, behind ``label`` and below it, that a shell reads as one command:
+    broken between arguments, so that each line is at most ``width`` wide, if its one argument
+    is."""
+    line, found = label + command, _ARGUMENT.findall(command)
+    if width is None or cells(line) <= width or " ".join(found) != command:
+        yield line
+        return
+    line, arguments = label + found[0], found[1:]
+    for place, argument in enumerate(arguments, 1):
+        longer = f"{line} {argument}"
+        room = width - (len(_ON) if place < len(arguments) else 0)
+        if cells(longer) > room:
+            yield line + _ON
+            longer = " " * (len(label) + HANGING) + argument
+        line = longer
+    yield line
 
 
 def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:

@@ -1,4 +1,7 @@
-"""Prose is broken between words; what one copies is not."""
+"""Prose is broken between words; what one copies is not, and a command as a shell reads it."""
+
+import shlex
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -25,7 +28,7 @@ def test_a_command_in_a_sentence_stays_whole() -> None:
     assert wrapped(glued("one two three"), 5) == ["one two three"]
 
 
-def test_facts_that_are_copied_are_never_broken() -> None:
+def test_paths_that_are_copied_are_never_broken() -> None:
     path = "/home/somebody/with a/rather/long/path"
     facts = [Fact("run", path, copied=True), Fact("kept", "step 12 is committed with its state")]
     told = [
@@ -75,3 +78,40 @@ def test_nothing_is_lost_and_only_single_words_are_too_long(
 def test_other_commands_of_a_hint_stay_whole(typed: str) -> None:
     told = wrapped(f"a hint in some words: {typed} (and some more words)", 30, 4)
     assert any(typed in line for line in told)
+
+
+FOLDERS = ("/data/of somebody else/runs", "it's", "a$b`c`", 'x"y\\', "/short", "plain-" * 12)
+
+
+def pasted(lines: list[str]) -> list[list[str]]:
+    """The arguments that bash gives to each command."""
+    show = "mtrl() { printf '%s\\0' \"$@\"; printf '\\0\\0'; }\n"
+    done = subprocess.run(
+        ["bash", "-c", show + "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    return [one.split("\0") for one in done.stdout.split("\0\0\0")[:-1]]
+
+
+def test_a_command_that_is_too_long_runs_as_it_is_pasted() -> None:
+    commands = [
+        f"mtrl rollout {shlex.quote(f'conf={folder}/20261129-122135-a7aa')}"
+        f" {shlex.quote(f'run.dir={folder}')} policy=a7aa@last --show 1"
+        for folder in FOLDERS
+    ]
+    for width in (24, 60, 80, 140):
+        lines: list[str] = []
+        for command in commands:
+            first, *others = laid_out([Fact("play it", command, copied=True)], width)
+            lines += [first.removeprefix("play it    "), *others]
+            assert all(
+                cells(line) <= width or len(shlex.split(line.removesuffix(" \\"))) == 1
+                for line in others
+            )
+        assert pasted(lines) == [shlex.split(command)[1:] for command in commands]
+    whole = list(laid_out([Fact("play it", commands[0], copied=True)], None))
+    assert whole == [f"play it    {commands[0]}"]
+
+
+def test_a_command_that_no_shell_would_read_is_left_whole() -> None:
+    told = "mtrl show 'a7aa --runs-dir /data/of/somebody"
+    assert list(laid_out([Fact("", told, copied=True)], 30)) == [" " * 11 + told]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mtrl_cli.display.lines import Redact, with_error
 from mtrl_cli.display.summary import LAST_STEPS
-from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import clock, harmless, reward, run_tail, table
+from mtrl_cli.display.wrapping import Fact, laid_out
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.training.evaluation.statistics import mean_of
 
@@ -49,9 +50,10 @@ def compare(results: Sequence[Result], left: Sequence[Varied], redact: Redact) -
     """Show the comparison; ``left``: the runs that were not begun."""
     screen = Screen(sys.stdout)
     screen.line()
-    told = (*table(list(_rows(results))), *_columns(results), *_over_seeds(results))
-    for line in (*told, *_report(results)):
+    for line in (*table(list(_rows(results))), *_columns(results), *_over_seeds(results)):
         screen.line(harmless(redact(line)))
+    for line in laid_out(_report(results), columns(), redact):
+        screen.line(line)
     for line in _not_begun(left):
         screen.prose(redact(line))
 
@@ -132,7 +134,7 @@ def _over_runs(values: Sequence[float], sign: str = "") -> str:
     return with_error(mean.value, mean.se, sign)
 
 
-def _report(results: Sequence[Result]) -> Iterator[str]:
+def _report(results: Sequence[Result]) -> Iterator[Fact]:
     """The command that draws the trained runs over each other; nothing where there are not two."""
     trained = [one.finished for one in results if one.finished and one.finished.steps]
     if len(trained) > 1:
@@ -141,7 +143,8 @@ def _report(results: Sequence[Result]) -> Iterator[str]:
         if len({folder.parent for folder in folders}) > 1:  # as paths, which need a /
             names = [str(one) if "/" in str(one) else f"./{one}" for one in folders]
             option = ""
-        yield f"compare    mtrl report {' '.join(map(shlex.quote, names))}{option}"
+        command = f"mtrl report {' '.join(map(shlex.quote, names))}{option}"
+        yield Fact("compare", harmless(command), copied=True)
 
 
 def _figures(result: Result) -> dict[str, str]:
