@@ -1,6 +1,6 @@
 """The sentences that more than one presenter says, as plain text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mtrl_cli.display.state import GroupView, RunState, Stopping
 from mtrl_cli.display.text import (
@@ -100,13 +100,19 @@ def progress_line(state: RunState) -> str:
     return f"evaluation{label}: {evaluation.done:,}{games} games{so_far}"
 
 
-def eta(state: RunState, now: float) -> str:
-    """When the run is over, and what that leaves out; nothing where it is not known."""
-    expected = state.eta(now)
+def etas(state: RunState, now: float) -> Iterator[str]:
+    """When the run is over, and what that leaves out; then, when the sweep is, of which it is one.
+    Nothing where it is not known."""
+    expected, place = state.eta(now), state.plan.place
     if expected is None:
-        return ""
+        return
     more = " + evaluation" if expected.unmeasured else ""
-    return f"ETA {clock(expected.seconds)}{more}"
+    yield f"{'run ' if place else ''}ETA {clock(expected.seconds)}{more}"
+    if place is None or more:
+        return
+    rest = place.rest(now - state.started + expected.seconds, expected.seconds)
+    if rest is not None:
+        yield f"sweep ETA {clock(rest)}"
 
 
 def stopping_line(state: RunState, stopping: Stopping) -> str:

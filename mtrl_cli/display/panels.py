@@ -117,13 +117,15 @@ def _not_listed(begun: int, starting: int, *, others: bool) -> str:
 
 
 def _names(state: RunState) -> str:
-    run = f"  run {harmless(run_tail(Path(state.folder).name), 24)}" if state.folder else ""
+    place = f"{state.plan.place.number}/{state.plan.place.runs}" if state.plan.place else ""
+    name = harmless(run_tail(Path(state.folder).name), 24) if state.folder else ""
+    run = f"  run {': '.join(filter(None, (place, name)))}" if place or name else ""
     policy = f"  policy {harmless(policy_name(state.policy), 24)}" if state.policy else ""
     return f"mtrl {harmless(state.plan.title)}{run}{policy}"
 
 
 def _progress(state: RunState, now: float, width: int, glyphs: Glyphs) -> Text:
-    ending = lines.eta(state, now)
+    ending = [*lines.etas(state, now)]
     evaluation = state.evaluation
     if evaluation is not None:
         share = evaluation.done / evaluation.games if evaluation.games else None
@@ -131,17 +133,19 @@ def _progress(state: RunState, now: float, width: int, glyphs: Glyphs) -> Text:
     if state.plan.total_groups:
         done = len(state.finished_groups)
         label = f"groups {done}/{state.plan.total_groups}"
-        return _bar(label, done / state.plan.total_groups, "", width, glyphs)
+        return _bar(label, done / state.plan.total_groups, [], width, glyphs)
     if not state.steps:
         return Text(harmless(state.phase))
     label = f"step {state.step}/{state.steps} {harmless(state.phase)}"
     return _bar(label, state.step / state.steps, ending, width, glyphs)
 
 
-def _bar(label: str, share: float | None, ending: str, width: int, glyphs: Glyphs) -> Text:
+def _bar(
+    label: str, share: float | None, ending: Sequence[str], width: int, glyphs: Glyphs
+) -> Text:
     if share is None:
         return Text(label)
-    tail = f" {min(share, 1):4.0%}  {ending}".rstrip()
+    tail = _fit([f" {min(share, 1):4.0%}", *ending], width - len(label) - 1)
     room = max(width - len(label) - 1 - len(tail), 0)
     filled = round(room * min(share, 1))
     bar = Text(label + " ")

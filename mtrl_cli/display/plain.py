@@ -89,8 +89,9 @@ class PlainPresenter:
         if evaluation is not None and evaluation.done > self._last_progress:
             if quiet >= PROGRESS_EVERY:
                 self._last_progress = evaluation.done
-                told = (lines.progress_line(self.state), lines.eta(self.state, now))
-                self._info(", ".join(filter(None, told)))
+                self._info(
+                    ", ".join((lines.progress_line(self.state), *lines.etas(self.state, now)))
+                )
         elif quiet >= ALIVE_EVERY:
             self._info(lines.alive_line(self.state, now))
 

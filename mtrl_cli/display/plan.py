@@ -8,6 +8,26 @@ FEW_GROUPS = 8
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a run stands in a sweep."""
+
+    number: int
+    runs: int
+    alike: bool = False
+    """They do the same work, and so take about as long."""
+    took: Sequence[float] = ()
+    """Seconds of the runs before it that have come to their end."""
+
+    def rest(self, own: float, left: float) -> float | None:
+        """Seconds until the end of the sweep, where this run takes ``own`` seconds of which
+        ``left`` are left; None where the others may take longer or shorter."""
+        if not self.alike:
+            return None
+        mean = sum(self.took) / len(self.took) if self.took else own
+        return left + (self.runs - self.number) * mean
+
+
+@dataclass(frozen=True)
 class DisplayPlan:
     """What is known before a run begins."""
 
@@ -32,6 +52,8 @@ class DisplayPlan:
     """Groups that a training step consumes; 0 where there are no steps."""
     figures: Sequence[str] = ()
     """Figures that the steps of some runs have: ``kl``, ``parity``."""
+    place: Place | None = None
+    """Of a run of a sweep."""
 
     def due(self, step: int, steps: int, begun: Container[str]) -> Iterator[int]:
         """The games of each evaluation that is to come: of a training that has finished ``step``

@@ -139,13 +139,13 @@ def test_what_was_not_measured_is_named_and_not_guessed() -> None:
     assert every[0][2] is None
     last = [eta for _, _, eta in every[-5:]]
     assert all(eta is not None and not eta.unmeasured for eta in last)
-    assert lines.eta(training.state, training.now) == "ETA 00:00:00"
+    assert [*lines.etas(training.state, training.now)] == ["ETA 00:00:00"]
 
 
 def test_what_is_left_out_is_said() -> None:
     training = Training(DisplayPlan("train x", games=40), step=4)
     next(now for now in training.moments() if training.state.step == 5)
-    assert lines.eta(training.state, training.now) == "ETA 00:00:20 + evaluation"
+    assert [*lines.etas(training.state, training.now)] == ["ETA 00:00:20 + evaluation"]
 
 
 @pytest.mark.parametrize("at_once", [False, True])

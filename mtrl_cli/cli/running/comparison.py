@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from mtrl_cli.training.events import RunFinished
 
 _HEADS = ("status", "steps", "reward", "before", "after", "against", "time", "run")
-_SEED = "seed"
+SEED = "seed"
+"""The key whose values say nothing of a setting."""
 _NAMED = 12
 """Runs that did not begin that are told by name."""
 
@@ -115,7 +116,7 @@ def _over_seeds(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         run = result.finished
         if run is not None and run.status == "finished" and run.before and run.after:
-            told = (f"{key}={value}, " for key, value in result.varied.items() if key != _SEED)
+            told = (f"{key}={value}, " for key, value in result.varied.items() if key != SEED)
             settings.setdefault("".join(told), []).append((run.before.mean, run.after.mean))
     for setting, pairs in settings.items():
         if len(pairs) > 1:

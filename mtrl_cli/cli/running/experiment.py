@@ -21,7 +21,7 @@ from mtrl_cli.runs.places import check_runs_dir
 
 if TYPE_CHECKING:
     from mtrl_cli.cli.running.session import Output, Session, Work
-    from mtrl_cli.display.plan import DisplayPlan
+    from mtrl_cli.display.plan import DisplayPlan, Place
 
 _OF_TRAINING = ("train.", "eval.", "audit.", "seed", "group.per_step")
 """What keys begin with that do not change how a policy is played."""
@@ -30,13 +30,14 @@ _OF_TRAINING = ("train.", "eval.", "audit.", "seed", "group.per_step")
 @dataclass(frozen=True)
 class Asked:
     """What the user asked for. ``groups`` is how many groups a rollout plays, ``show`` how many of
-    its episodes are printed at the end."""
+    its episodes are printed at the end, ``place`` where it stands in a sweep."""
 
     command: str
     overrides: Sequence[str]
     config_dirs: Sequence[Path] = ()
     groups: int | None = None
     show: int = 0
+    place: "Place | None" = None
 
     @property
     def trains(self) -> bool:
@@ -178,6 +179,7 @@ def display_plan(asked: Asked, experiment: Experiment, policies: int = 0) -> "Di
         policies=policies,
         groups_per_step=experiment.group.per_step if asked.trains else 0,
         figures=[name for name, has in figures if asked.trains and has],
+        place=asked.place,
     )
 
 

@@ -15,12 +15,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from mtrl_cli.cli.failures import FAILED, Teller
-from mtrl_cli.cli.running.comparison import Result, compare, compare_as_event, named
+from mtrl_cli.cli.running.comparison import SEED, Result, compare, compare_as_event, named
 from mtrl_cli.cli.running.experiment import Asked, Shown, planned, prepared
 from mtrl_cli.config.compose import Composed, compose
 from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.resolve import refuse_invalid, resolve
 from mtrl_cli.config.sweep import combinations
+from mtrl_cli.display.plan import Place
 from mtrl_cli.display.summary import LAST_STEPS
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
@@ -73,7 +74,8 @@ def sweep(
                 break
             teller.concerns(composed)
             _say(shown, f"run {number}/{len(runs)}: {named(varied)}")
-            result, stopped = _run(varied, one, composed, teller, shown, prepare)
+            placed = replace(one, place=_place(number, len(runs), varied, results))
+            result, stopped = _run(varied, placed, composed, teller, shown, prepare)
             results.append(result)
             if stopped:
                 signalled.append(result.code - 128)
@@ -105,6 +107,12 @@ def _run(
     seconds = time.monotonic() - began
     result = Result(varied, code, seconds, _reward(state), state.finished)
     return result, session.signalled
+
+
+def _place(number: int, runs: int, varied: Mapping[str, str], results: Sequence[Result]) -> Place:
+    """Where a run stands. Those that differ by their seed alone do the same work."""
+    took = [result.seconds for result in results if result.status == "finished"]
+    return Place(number, runs, alike=set(varied) == {SEED}, took=took)
 
 
 def _reward(state: "RunState") -> float | None:
