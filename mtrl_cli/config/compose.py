@@ -194,6 +194,8 @@ def _compose(
             raise unmerged(error, file, dirs, overrides) from error
     chosen = config.hydra.runtime.choices
     choices = {str(group): str(chosen[group]) for group in chosen if "hydra" not in str(group)}
+    for group, option in choices.items():
+        places.find(dirs, f"{group}/{option}")  # Hydra passes over what is no file
     with open_dict(config):
         del config["hydra"]
     return _plain(config), choices

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from mtrl_cli.chat.errors import ChatConfigError
 from mtrl_cli.chat.tokenizer import tokenizer_file
-from mtrl_cli.config.files.places import looked_for
+from mtrl_cli.config.files.places import named_file
 from mtrl_cli.config.schema import EnvKind, Experiment
+from mtrl_cli.errors import UsageError
 
 _FORM = "write module:Class or path.py:Class"
 _LARGEST = 1 << 20
@@ -45,10 +46,10 @@ def entrypoint_problem(key: str, entrypoint: str) -> str | None:
     if not colon or not module or not name.isidentifier():
         return f"{where}: {_FORM}"
     if module.endswith(".py") or "/" in module:
-        file: Path | None = Path(module).expanduser().resolve()
-        assert file is not None
-        if not file.is_file():
-            return f"{where}: there is no file {str(file)!r}{looked_for(module)}"
+        try:
+            file: Path | None = named_file(module, where)
+        except UsageError as error:
+            return str(error)
     else:
         missing, file = _located(module)
         if missing is not None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
-from mtrl_cli.runs.files import write_document
+from mtrl_cli.runs.files import file_at, write_document
 
 POLL = 0.5
 """Seconds between two looks at the request; a beat goes out at every second look."""
@@ -47,7 +47,7 @@ def request(folder: Path, ask: Ask, attempt: int) -> Ask:
 def requested(folder: Path, attempt: int) -> Ask | None:
     """What was asked of this attempt."""
     try:
-        told = json.loads(_request(folder).read_text(encoding="utf-8"))
+        told = json.loads(file_at(_request(folder)).read_text(encoding="utf-8"))
         return Ask[str(told["ask"]).upper()] if told["attempt"] == attempt else None
     except (OSError, ValueError, LookupError, TypeError):
         return None  # not there, or nothing that we wrote

@@ -7,6 +7,7 @@ other line that holds no record was damaged after it was written, and is not pas
 said may be a sandbox that lives.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -88,10 +89,19 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         yield record_of(line, path, number)
 
 
-def refuse_pipe(path: Path) -> None:
-    """Raises: DamagedFile: what is there is not a file. A pipe would be waited for."""
+def file_at(path: Path) -> Path:
+    """``path``, to be read. Raises: OSError: it is not a file: a pipe would be waited for."""
     if path.exists() and not path.is_file():
-        raise DamagedFile(path, "it is not a file")
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return path
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raises: DamagedFile: what is there is not a file."""
+    try:
+        file_at(path)
+    except OSError as error:
+        raise DamagedFile(path, str(error.strerror)) from error
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.commits import published
+from mtrl_cli.runs.files import file_at
 from mtrl_cli.runs.folder import SCRIPT
 from mtrl_cli.runs.policies import every_policy
 from mtrl_cli.runs.processes import Standing, standing
@@ -130,7 +131,7 @@ def stores_of(runs: Iterable[RunRecord]) -> set[Path]:
     found: set[Path] = set()
     for run in runs:
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            match = _STORE.search((run.path / "config.yaml").read_text(encoding="utf-8"))
+            match = _STORE.search(file_at(run.path / "config.yaml").read_text("utf-8"))
             if match:
                 found.add(Path(match[1]).expanduser().resolve())
     return found
@@ -164,7 +165,7 @@ def _played(run: RunRecord) -> Iterator[str]:
     told = [run.state, *(evaluation.values() if isinstance(evaluation, dict) else ())]
     for file in sorted((run.path / "evaluations").glob("*.json")):
         try:
-            told.append(json.loads(file.read_text(encoding="utf-8")))
+            told.append(json.loads(file_at(file).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             continue  # then it names no policy
     for facts in told:

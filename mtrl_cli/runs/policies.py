@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.errors import MtrlError, UsageError
-from mtrl_cli.runs.files import write_document
+from mtrl_cli.runs.files import file_at, write_document
 
 FOLDER = "policies"
 FORMAT = 1
@@ -126,7 +126,7 @@ def read_policy(runs: Path, name: str) -> NamedPolicy:
     path = runs / FOLDER / check_name(name)
     file = path / "manifest.json"
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(file_at(file).read_text(encoding="utf-8"))
         if manifest["format"] > FORMAT:
             raise MtrlError(f"{file} was written by a newer mtrl: update this one")
         for key, kind in (("uri", str), ("policy_step", int), ("time", float), ("server", dict)):

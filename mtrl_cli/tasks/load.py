@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mtrl_cli.config.files.places import looked_for
+from mtrl_cli.config.files.places import named_file
 from mtrl_cli.errors import UsageError
 from mtrl_cli.foreign import line
 from mtrl_cli.rollout.ports import Task
@@ -109,13 +109,7 @@ def _load_module(name: str, where: str) -> ModuleType:
 
 def _load_file(name: str, where: str) -> ModuleType:
     """A module of its own per file, whatever the file is called; loaded once a process."""
-    try:
-        path = Path(name).expanduser().resolve()
-        found = path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user's home
-        raise UsageError(f"{where}: this cannot be a file's path ({line(error)})") from error
-    if not found:
-        raise UsageError(f"{where}: there is no file {str(path)!r}{looked_for(name)}")
+    path = named_file(name, where)
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     module_name = f"mtrl_user_{path.stem}_{digest}"
     if module_name in sys.modules:

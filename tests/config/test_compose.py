@@ -1,5 +1,6 @@
 """Composing an experiment: what is found where, and what is told when it is wrong."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +146,53 @@ def test_a_name_or_a_path_beside_what_is_there(write: Write, asked: str, meant: 
     hint = refused(f"conf={asked}").hint
     assert hint is not None
     assert hint.startswith(f"did you mean {meant}? ")
+
+
+@pytest.fixture
+def no_files(folder: Path) -> None:
+    """``NAME.yaml``, for what stands in a file's place."""
+    (folder / "folder.yaml").mkdir()
+    (folder / "link.yaml").symlink_to("link.yaml")
+    os.mkfifo(folder / "pipe.yaml")
+
+
+NO_FILES = [
+    ("folder", "a folder", "conf=FOLDER needs a config.yaml in it"),
+    ("link", "a link that leads nowhere", "conf=NAME chooses an experiment by its name"),
+    ("pipe", "a pipe", "an experiment's file is read more than once: save it"),
+]
+
+
+@pytest.mark.usefixtures("no_files")
+@pytest.mark.parametrize(("name", "what", "hint"), NO_FILES)
+def test_what_is_no_file_in_place_of_an_experiment(name: str, what: str, hint: str) -> None:
+    for asked in (f"{name}.yaml", f"./{name}"):
+        error = refused(f"conf={asked}")
+        assert error.message == f"'{name}.yaml' is {what}, not a file"
+        assert error.at == f"conf={asked}"
+        assert (error.hint or "").startswith(hint)
+
+
+def test_a_pipe_of_the_shell() -> None:
+    """As ``<(…)`` gives it."""
+    reading, writing = os.pipe()
+    assert (
+        refused(f"conf=/dev/fd/{reading}").message == f"'/dev/fd/{reading}' is a pipe, not a file"
+    )
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.usefixtures("no_files")
+@pytest.mark.parametrize(("name", "what", "_"), NO_FILES)
+@pytest.mark.parametrize("place", ["blackjack", "config", "env/openenv"])
+def test_what_is_no_file_does_not_give_way_to_the_packaged_one(
+    folder: Path, place: str, name: str, what: str, _: str
+) -> None:
+    target = folder / f"conf/{place}.yaml"
+    target.parent.mkdir(parents=True)
+    (folder / f"{name}.yaml").rename(target)
+    assert refused().message == f"conf/{place}.yaml is {what}, not a file"
 
 
 def test_an_experiment_given_without_conf() -> None:

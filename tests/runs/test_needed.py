@@ -170,3 +170,6 @@ def test_a_run_whose_folder_has_another_name_is_known_by_its_id(tmp_path: Path) 
     a_run(tmp_path, name="the-good-one")
     assert sorted_out(tmp_path)[Need.void] == VOID
     assert stores_of(list_runs(tmp_path)) == {Path("/else/where")}
+    (tmp_path / "the-good-one/config.yaml").unlink()
+    os.mkfifo(tmp_path / "the-good-one/config.yaml")  # is not waited for
+    assert stores_of(list_runs(tmp_path)) == set()

@@ -1,9 +1,11 @@
 """Entrypoints: what is loaded, and one line for what cannot be."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from mtrl_cli.doctor.unseen import entrypoint_problem
 from mtrl_cli.errors import UsageError
 from mtrl_cli.tasks.blackjack.task import Blackjack
 from mtrl_cli.tasks.load import load_class, load_task
@@ -51,6 +53,20 @@ def test_what_cannot_be_loaded_is_said_in_one_line(entrypoint: str, message: str
         load_class(entrypoint, "task.entrypoint")
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"task.entrypoint {entrypoint!r}: ")
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    """Also where nothing is imported: what a dry run says."""
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    kinds = {"pipe": "a pipe", "folder": "a folder", "loop": "a link that leads nowhere"}
+    for name, what in kinds.items():
+        entrypoint = f"{tmp_path}/{name}.py:A"
+        with pytest.raises(UsageError) as caught:
+            load_class(entrypoint, "task.entrypoint")
+        assert str(caught.value).endswith(f"/{name}.py' is {what}, not a file")
+        assert entrypoint_problem("task.entrypoint", entrypoint) == str(caught.value)
 
 
 @pytest.mark.parametrize(

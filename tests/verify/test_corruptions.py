@@ -6,6 +6,7 @@ makes the digests right again. Of the second kind, what breaks a rule is found b
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -252,6 +253,16 @@ def flip_in_the_gzip(folder: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def a_pipe(name: str) -> Callable[[Path], None]:
+    """A pipe that nobody writes to, which an open() would wait for."""
+
+    def do(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return do
+
+
 def drop_the_lines_of_a_group(folder: Path) -> None:
     texts = text_of(folder, step_file(1)).splitlines(keepends=True)
     forge(folder, 1, [text for text in texts if json.loads(text)["group"] != 1])
@@ -342,6 +353,15 @@ DAMAGES: dict[str, Damage] = {
     ),
     "a file is cut short": Damage(truncate, step_file(1), None, r"cut short|cannot be read"),
     "a flipped bit in the gzip": Damage(flip_in_the_gzip, step_file(1), None, r"CRC check failed"),
+    "a pipe for the configuration": Damage(
+        a_pipe("config.yaml"), "config.yaml", None, r"cannot be read: it is not a file"
+    ),
+    "a pipe for a file": Damage(
+        a_pipe(step_file(1)), step_file(1), None, r"is missing"
+    ),
+    "a pipe for the groups": Damage(
+        a_pipe(GROUPS), GROUPS, None, r"cannot be read: it is not a file"
+    ),
     "a file is gone": Damage(
         lambda folder: (folder / step_file(4)).unlink(), step_file(4), None, r"is missing"
     ),

@@ -12,6 +12,13 @@ from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.files import places
 from mtrl_cli.config.keys import nearest
 
+_FORMS = "conf=NAME chooses an experiment by its name, conf=FILE.yaml a file"
+_INSTEAD = {
+    "a folder": "conf=FOLDER needs a config.yaml in it, as a run's folder has; else name the file",
+    "a pipe": "an experiment's file is read more than once: save it, and name that file",
+}
+"""What to write where no file stands, but this."""
+
 
 def locate(asked: str, config_dirs: Sequence[str | Path]) -> tuple[Path, tuple[Path, ...]]:
     """The experiment's file, and the folders to search for what it builds on.
@@ -46,15 +53,17 @@ def _exact_file(name: str) -> str | None:
 
 def _by_path(asked: str, dirs: Sequence[Path]) -> Path:
     path = Path(asked).expanduser()
-    for candidate in (path, path.with_name(f"{path.name}.yaml"), path / "config.yaml"):
+    candidates = (path, path.with_name(f"{path.name}.yaml"), path / "config.yaml")
+    for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()
-    raise ConfigError(
-        f"no file {asked!r}",
-        at=f"conf={asked}",
-        hint=f"{_meant_file(path, dirs)}conf=NAME chooses an experiment by its name,"
-        " conf=FILE.yaml a file",
-    )
+    told, hint = f"no file {asked!r}", f"{_meant_file(path, dirs)}{_FORMS}"
+    for candidate in reversed(candidates):
+        if instead := places.not_a_file(candidate):
+            told = f"{str(candidate)!r} is {instead}, not a file"
+            hint = _INSTEAD.get(instead, _FORMS)
+            break
+    raise ConfigError(told, at=f"conf={asked}", hint=hint)
 
 
 def _meant_file(path: Path, dirs: Sequence[Path]) -> str:
@@ -68,6 +77,7 @@ def _meant_file(path: Path, dirs: Sequence[Path]) -> str:
 
 def _beside(folder: Path, name: str) -> str | None:
     """The YAML file of a folder whose name is ``name`` or next to it, as ``conf=`` takes it."""
-    files = {file.stem: file for file in [*folder.glob("*.yml"), *folder.glob("*.yaml")]}
+    found = [*folder.glob("*.yml"), *folder.glob("*.yaml")]
+    files = {file.stem: file for file in found if file.is_file()}
     near = nearest(name, files)
     return str(files[near]) if near else None

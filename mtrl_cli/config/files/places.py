@@ -4,10 +4,12 @@ The first folder that has a file wins: ``--config-dir`` folders as given, the fo
 experiment file given by its path, ``./conf``, the packaged files.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtrl_cli.config.errors import ConfigError
+from mtrl_cli.errors import UsageError
 
 BASE = "config"
 """The file that experiments build on; not an experiment of its own."""
@@ -64,11 +66,20 @@ def groups(dirs: Sequence[Path]) -> Mapping[str, list[str]]:
 
 
 def find(dirs: Sequence[Path], name: str) -> Path | None:
-    """The file of an experiment or of a group's option (``env/openenv``)."""
+    """The file of an experiment or of a group's option (``env/openenv``).
+
+    Raises:
+        ConfigError: something else stands in its place, which a file further on must not replace.
+    """
     for folder in dirs:
         path = folder / f"{name}.yaml"
         if path.is_file():
             return path
+        if instead := not_a_file(path):
+            raise ConfigError(
+                f"{shown(folder)}/{name}.yaml is {instead}, not a file",
+                hint="remove it, or put a file there",
+            )
     return None
 
 
@@ -89,8 +100,32 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def looked_for(path: str) -> str:
-    """What to add to the message that a ``path`` of a configuration leads nowhere."""
-    if path.startswith(KEPT):
-        return ""
-    return "; a relative path is looked for here, and one in a YAML file also beside that file"
+def named_file(named: str, where: str) -> Path:
+    """The file that a configuration names by its path, absolute; ``where`` begins the message.
+
+    Raises:
+        UsageError: there is none, or something else stands there.
+    """
+    try:
+        path = Path(os.path.realpath(Path(named).expanduser()))  # resolve() raises of a loop
+        if path.is_file():
+            return path
+        instead = not_a_file(path)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user's home
+        raise UsageError(f"{where}: this cannot be a file's path ({error})") from error
+    if instead:
+        raise UsageError(f"{where}: {str(path)!r} is {instead}, not a file")
+    elsewhere = "; a relative path is looked for here, and one in a YAML file also beside that file"
+    also = "" if named.startswith(KEPT) else elsewhere
+    raise UsageError(f"{where}: there is no file {str(path)!r}{also}")
+
+
+def not_a_file(path: Path) -> str | None:
+    """What stands where a file is looked for; None where nothing does, or a file."""
+    if path.is_file():
+        return None
+    if path.is_dir():
+        return "a folder"
+    if path.exists():
+        return "a pipe" if path.is_fifo() else "a socket or a device"
+    return "a link that leads nowhere" if path.is_symlink() else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mtrl_cli.config.files.places import looked_for
+from mtrl_cli.config.files.places import named_file
 from mtrl_cli.errors import UsageError
 
 WORKER = "mtrl_worker.py"
@@ -45,9 +45,10 @@ def load_program(
     """
     place, _, name = entrypoint.rpartition(":")
     by_path = place.endswith(".py") or "/" in place
-    home = Path(place).expanduser().resolve().parent if by_path else Path.cwd()
+    what = f"env.entrypoint {entrypoint!r}"
+    home = named_file(place, what).parent if by_path else Path.cwd()
     found = {WORKER: Path(__file__).with_name("worker.py").read_bytes()}
-    main = _place(place, home, f"env.entrypoint {entrypoint!r}")
+    main = _place(place, home, what)
     for where, path in [main, *(_place(file, home, f"env.e2b.files {file!r}") for file in files)]:
         found[where] = path.read_bytes()
     total = sum(map(len, found.values()))
@@ -66,9 +67,7 @@ def load_program(
 def _place(named: str, home: Path, what: str) -> tuple[str, Path]:
     """Where a file goes in the sandbox, and where it is here."""
     if "/" in named or (Path(named).suffix and not _is_module(named)):
-        path = Path(named).expanduser().resolve()
-        if not path.is_file():
-            raise UsageError(f"{what}: there is no file {str(path)!r}{looked_for(named)}")
+        path = named_file(named, what)
         below = path.relative_to(home) if path.is_relative_to(home) else Path(path.name)
         return str(PurePosixPath(*below.parts)), path
     source = _source(named)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from mtrl_cli.runs.files import file_at
 from mtrl_cli.runs.verify.report import Report
 
 _NAME = "config.yaml"
@@ -42,7 +43,7 @@ class Declared:
 def read_declared(folder: Path, report: Report) -> Declared:
     """What ``folder/config.yaml`` declares; a file that cannot be read is a finding."""
     try:
-        content = yaml.safe_load((folder / _NAME).read_bytes())
+        content = yaml.safe_load(file_at(folder / _NAME).read_bytes())
     except OSError as error:
         report.found(_NAME, None, f"cannot be read: {error.strerror}")
         return Declared()

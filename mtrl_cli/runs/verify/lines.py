@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.runs.files import file_at
 from mtrl_cli.runs.verify.report import Report
 
 
@@ -36,7 +37,7 @@ class RawLine:
 def read_lines(folder: Path, name: str, report: Report) -> list[Line]:
     """The records of ``folder/name``; what is no record is a finding."""
     try:
-        data = (folder / name).read_bytes()
+        data = file_at(folder / name).read_bytes()
     except OSError as error:
         report.found(name, None, f"cannot be read: {error.strerror}")
         return []
