@@ -130,6 +130,21 @@ def test_a_step_that_takes_longer_holds_the_estimate_and_never_passes_below_the_
     ]
 
 
+def test_a_machine_that_is_no_longer_busy_is_soon_believed() -> None:
+    """Ten steps of 8 s, then ten of 1 s: the estimate is nearer to 1 s a step than the mean of all,
+    which is 4.5 s, and than half of that."""
+    state = RunState(DisplayPlan("train x"), 0.0)
+    told = []
+    for step in range(1, 21):
+        seconds = {"seconds_sampling": 8.0 if step <= 10 else 1.0}
+        state.apply(StepFinished(step, 100, "u", seconds), 0.0)
+        eta = state.eta(0.0)
+        told.append(eta.seconds / (100 - step) if eta else 0.0)
+    assert told[:10] == pytest.approx([8.0] * 10)
+    assert told[9:] == sorted(told[9:], reverse=True)
+    assert 1 < told[-1] < 4.5 / 2
+
+
 def test_what_was_not_measured_is_named_and_not_guessed() -> None:
     """A resumed run has its evaluation before behind it."""
     training = Training(DisplayPlan("train x", games=40), step=4)
