@@ -162,7 +162,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(
             "the file holds no experiment",
             at=places.shown(file),
-            hint="write `key: value` lines; see conf/blackjack.yaml",
+            hint="write `key: value` lines; docs/configuration.md shows an example",
         )
     return {str(key): value for key, value in node.items()}
 

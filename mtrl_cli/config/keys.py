@@ -69,30 +69,41 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     return close[0] if close else next(short, None)
 
 
-def _of_training(key: str) -> bool:
-    return not key.startswith("train.")
-
-
 def _initials(name: str) -> str:
     return "".join(part[0] for part in name.split("_") if part)
 
 
-def nearest_key(key: str) -> str | None:
-    """The schema key that ``key`` was probably meant to be, also when its section is missing."""
+def key_meant(key: str, as_written: str = "") -> str | None:
+    """What to write instead of a ``key`` that the schema does not have, as a hint.
+
+    A key of another section is a guess only where ``key`` names no section, or a wrong one; else
+    the keys of that very name are told as what they are. ``as_written`` follows a guessed key.
+    """
     keys = schema_keys()
     section, _, name = key.rpartition(".")
-    if keys.get(section) == "section":  # what is right must not count for what is wrong
-        beside = [one for one in keys if one.rpartition(".")[0] == section]
-        if found := nearest(name, [one.rpartition(".")[2] for one in beside]):
-            return f"{section}.{found}"
-    elif found := nearest(key, keys):
-        return found
-    if keys.get(name) == "value":  # `task.seed`: it is the whole experiment's
-        return name
-    # Of names that are alike in two sections, that of the training is meant most often.
-    last_parts = {one.rpartition(".")[2]: one for one in sorted(keys, key=_of_training)}
-    last = nearest(key.rpartition(".")[2], last_parts)
-    return last_parts[last] if last else None
+    alike = [one for one, kind in keys.items() if kind != "section" and _last(one) == name]
+    known_section = keys.get(section) == "section"
+    if alike and (known_section or (not section and len(alike) > 1)):
+        return f"of that name there {'is' if len(alike) == 1 else 'are'} {', '.join(alike)}"
+    if known_section:  # what is right must not count for what is wrong
+        beside = [_last(one) for one in keys if one.rpartition(".")[0] == section]
+        found = nearest(name, beside)
+        return f"did you mean {section}.{found}{as_written}?" if found else None
+    near = alike[0] if alike and not section else nearest(key, keys) or _by_last_word(name)
+    return f"did you mean {near}{as_written}?" if near else None
+
+
+def _by_last_word(name: str) -> str | None:
+    """The key whose last word is nearest: of two alike, that of the training."""
+    by_word: dict[str, str] = {}
+    for key in sorted(schema_keys(), key=lambda key: not key.startswith("train.")):
+        by_word.setdefault(_last(key), key)
+    found = nearest(name, by_word)
+    return by_word[found] if found else None
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _walk(section: type[Any], prefix: str) -> Iterator[tuple[str, Kind]]:

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from mtrl_cli.config.errors import ConfigError, together
 from mtrl_cli.config.files import places
 from mtrl_cli.config.files.shapes import shape_error
-from mtrl_cli.config.keys import known, nearest, nearest_key
+from mtrl_cli.config.keys import key_meant, known, nearest
 from mtrl_cli.config.secrets import is_secret, masked_value, mentions_secret, without_user
 
 
@@ -86,8 +86,7 @@ def check(argument: str, dirs: Sequence[Path]) -> CheckedOverride:
     if options is not None and not isinstance(override.value(), dict):
         return _group_choice(override, key, options, shown)
     if not known(key):
-        near = nearest_key(key)
-        hint = f"did you mean {near}?" if near else "see `mtrl train --help`"
+        hint = key_meant(key) or "see `mtrl train --help`"
         raise ConfigError(f"unknown key {key!r}", at=shown, hint=hint)
     # `++` sets a key whether or not a YAML file mentions it: the schema is the judge, not the file.
     told = argument if override.is_delete() else f"++{argument.lstrip('+')}"
@@ -160,8 +159,8 @@ def _not_an_override(argument: str, dirs: Sequence[Path]) -> ConfigError:
         hint = f"to choose an experiment write conf={chosen}"
     elif known(argument):
         hint = f"write {argument}=VALUE"
-    elif key := nearest_key(argument):
-        hint = f"did you mean {key}=VALUE?"
+    elif meant := key_meant(argument, "=VALUE"):
+        hint = meant
     else:
         hint = "write conf=NAME to choose an experiment, key=value to change it"
     return ConfigError(f"{argument!r} is not an override", at=argument, hint=hint)

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from mtrl_cli.config.errors import MOST, ConfigError, together
-from mtrl_cli.config.keys import nearest_key, schema_keys
+from mtrl_cli.config.keys import key_meant, schema_keys
 from mtrl_cli.config.sources import value_at
 from mtrl_cli.config.wording import wrong_value
 
@@ -49,8 +49,7 @@ def schema_error(
 
 
 def _unknown_key(key: str, container: dict[str, Any], set_by: SetBy) -> ConfigError:
-    near = nearest_key(key)
-    hint = f"did you mean {near}?" if near else "see docs/configuration.md for all keys"
+    hint = key_meant(key) or "see docs/configuration.md for all keys"
     return ConfigError(f"unknown key {key!r}", at=set_by(key, value_at(container, key)), hint=hint)
 
 

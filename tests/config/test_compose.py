@@ -222,6 +222,15 @@ def test_a_key_without_its_section() -> None:
     assert refused("lr=1").hint == "did you mean train.learning_rate?"
     assert refused("train.lr").hint == "did you mean train.learning_rate=VALUE?"
     assert refused("env.nope=1").hint == "see `mtrl train --help`"
+    assert refused("games=1").hint == "did you mean eval.games?"
+
+
+def test_a_key_of_another_section_is_told_and_not_guessed() -> None:
+    assert refused("task.seed=1").hint == "of that name there are seed, eval.seed"
+    assert refused("eval.steps=1").hint == "of that name there is train.steps"
+    assert refused("group.max_turns").hint == "of that name there is budget.max_turns"
+    assert refused("kind=1").hint == "of that name there are server.kind, env.kind"
+    assert refused("env.sise=1").hint == "see `mtrl train --help`"
 
 
 def test_a_wrong_type_names_the_key_and_the_override() -> None:
