@@ -19,7 +19,7 @@ HANGING = 4
 _WORD = re.compile(r" *[^ ]+")
 _COMMAND = re.compile(
     r"\bmtrl [a-z]+(?: last\b| [^ ]*[-/@=][^ ]*)*"
-    r"|\bpip (?:un)?install(?: -[^ ]+)* [^ ]+"
+    r"|\bpython -m pip (?:un)?install(?: -[^ ]+)* [^ ]+"
     r"|\be2b sandbox [a-z]+(?: [^ ]*[0-9][^ ]*)?"
     r"|\bkill -9 [0-9]+"
     r"|\bexport [^ ]+=[^ ]*"

@@ -39,7 +39,7 @@ async def packages(speaker: Speaker, experiment: Experiment | None) -> None:
     except metadata.PackageNotFoundError:
         speaker.warn(
             f"{_PACKAGE} is not installed as a package: versions were not compared",
-            "pip install mtrl-cli, or pip install -e . in a checkout",
+            "python -m pip install mtrl-cli, or python -m pip install -e . in a checkout",
         )
         problems = []
     for problem, remedy in problems:
@@ -78,11 +78,12 @@ def _unmet(extras: frozenset[str]) -> Iterator[tuple[str, str]]:
                 continue
             wanted = f"{name}{requirement.specifier}"
             if version is None:
-                yield f"{package} requires {wanted}, which is missing", f"pip install '{wanted}'"
+                missing = f"{package} requires {wanted}, which is missing"
+                yield missing, f"python -m pip install '{wanted}'"
             elif not requirement.specifier.contains(version, prereleases=True):
                 yield (
                     f"{package} requires {wanted}, and {version} is installed",
-                    f"pip install '{wanted}'",
+                    f"python -m pip install '{wanted}'",
                 )
             elif name not in seen:
                 seen.add(name)

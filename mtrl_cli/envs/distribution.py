@@ -36,7 +36,8 @@ def warning() -> str | None:
         state, remedy = f"the files of {winner} are in place", winner
     return (
         f"{both} are both installed and own the same import package; {state}. Keep one:"
-        f" pip uninstall -y openenv openenv-core && pip install --no-deps {remedy}"
+        f" python -m pip uninstall -y openenv openenv-core &&"
+        f" python -m pip install --no-deps {remedy}"
     )
 
 

@@ -63,7 +63,7 @@ def connected(address: str) -> Iterator[TransferQueue]:
         import ray
         import transfer_queue
     except ImportError as error:
-        needs = "pip install 'mtrl-cli[transferqueue]'"
+        needs = "python -m pip install 'mtrl-cli[transferqueue]'"
         raise UsageError(f"--format transferqueue: {error}: {needs}") from error
     try:
         with _nothing_said():

@@ -80,7 +80,7 @@ def _parquet(plan: TrainingPlan, folder: Path, commits: Sequence[Commit], out: P
         import pyarrow.parquet as pq
     except ImportError as error:
         raise UsageError(
-            "--format parquet needs pyarrow: pip install 'mtrl-cli[parquet]'"
+            "--format parquet needs pyarrow: python -m pip install 'mtrl-cli[parquet]'"
         ) from error
     schema = pa.schema([(name, _column(pa, kind)) for name, kind in _COLUMNS.items()])
     out.touch(mode=0o600)

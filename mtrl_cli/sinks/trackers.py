@@ -33,7 +33,7 @@ def _opened(name: str, run: RunInfo) -> Sink:
     try:
         return _Finite(_EXTRAS[name](run))
     except ImportError as error:
-        raise MtrlError(f"{error}: pip install 'mtrl-cli[{name}]'") from error
+        raise MtrlError(f"{error}: python -m pip install 'mtrl-cli[{name}]'") from error
 
 
 class _Finite:

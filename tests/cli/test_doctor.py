@@ -405,8 +405,9 @@ def test_packages_that_do_not_fit_or_own_one_name(world: World) -> None:
         (facts / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
     found = doctor(world, "group.size=1", PYTHONPATH=f"{ROOT}:{world.folder / 'site'}")
     assert found.failed == {"configuration", "packages"}, found.text
-    assert "mtrl-cli requires numpy>=1.26, and 1.0 is installed → pip install" in found.says(
-        "packages"
+    assert (
+        "mtrl-cli requires numpy>=1.26, and 1.0 is installed → python -m pip install"
+        in found.says("packages")
     )
     assert "are both installed and own the same import package" in found.says("packages")
     assert found["packages"].count("WARN") == 1

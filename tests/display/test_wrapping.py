@@ -69,7 +69,7 @@ def test_nothing_is_lost_and_only_single_words_are_too_long(
     "typed",
     [
         "mtrl cancel last",
-        "pip install 'mtrl-cli[e2b]'",
+        "python -m pip install 'mtrl-cli[e2b]'",
         "e2b sandbox kill sb-17",
         "kill -9 4711",
         "export E2B_MAX_CONNECTIONS=400",

@@ -58,7 +58,7 @@ def test_every_command_could_be_typed() -> None:
         ("mtrl train -m group.size=8,0", "group.size is 0"),
         ("mtrl cancel", "mtrl cancel: Missing parameter: run"),
         ("mtrl runs --help --now", "mtrl runs has no --now"),
-        ("pip install '.[nothing]'", "there is no extra nothing"),
+        ("python -m pip install '.[nothing]'", "there is no extra nothing"),
         ("python -m benchmarks.nothing", "there is no benchmarks/nothing"),
         ("python -m benchmarks.pipeline --repet 3", "pipeline.py has no --repet"),
         ("train conf=blackjack", "no test knows the program 'train'"),

@@ -233,7 +233,7 @@ def test_without_the_sdk_the_extra_is_named(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "pip install 'mtrl-cli[e2b]'" in ended.stderr
+    assert "python -m pip install 'mtrl-cli[e2b]'" in ended.stderr
     assert not (tmp_path / "runs").exists()
 
 

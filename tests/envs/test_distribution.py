@@ -47,7 +47,7 @@ def test_both_are_named_with_the_one_whose_files_won(
     assert "\n" not in line
     assert line.startswith("openenv 0.10.0 and openenv-core 0.3.0 are both installed")
     assert state in line
-    assert line.endswith(f"pip install --no-deps {winner}")
+    assert line.endswith(f"python -m pip install --no-deps {winner}")
 
 
 def test_two_folders_are_told_apart_by_what_an_import_finds(

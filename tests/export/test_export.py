@@ -75,7 +75,8 @@ def test_a_kl_term_that_cannot_be_had_is_told(tmp_path: Path) -> None:
 
 
 def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'mtrl-cli[parquet]'")
+    needs = "python -m pip install 'mtrl-cli[parquet]'"
+    parquet = pytest.importorskip("pyarrow.parquet", reason=needs)
     make_run(tmp_path)
     rows = list(read_records(exported(tmp_path, "jsonl")))
     found: list[dict[str, Any]] = parquet.read_table(exported(tmp_path, "parquet")).to_pylist()

@@ -4,9 +4,9 @@ YAML alone: conf/openspiel_blackjack.yaml.
 It is on no package index: it lives in OpenEnv's repository, under ``envs/openspiel_env``. Its
 requirements would install ``openenv-core`` over an ``openenv``; hence ``--no-deps``::
 
-    pip install open_spiel
+    python -m pip install open_spiel
     git clone --depth 1 https://github.com/huggingface/OpenEnv
-    pip install --no-deps "openenv-openspiel-env @ file://$PWD/OpenEnv/envs/openspiel_env"
+    python -m pip install --no-deps "openenv-openspiel-env @ file://$PWD/OpenEnv/envs/openspiel_env"
     python -m pytest -m peer tests/peers/test_openspiel.py
 """
 

@@ -1,7 +1,7 @@
 """The trackers themselves: what each shows of a run whose second attempt voided a step, and whose
 third went on. Each attempt is a process of its own, and writes nothing to the terminal.
 
-    pip install '.[tensorboard,wandb,trackio,mlflow]'
+    python -m pip install '.[tensorboard,wandb,trackio,mlflow]'
     python -m pytest -m peer -rs tests/peers/test_trackers.py
 
 What is missing is skipped. Everything stays on this machine: wandb, which has no key,
@@ -196,7 +196,7 @@ def test_a_voided_step_and_the_one_that_stands_are_not_in_one_curve(
     expected: Curves,
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip(sink, reason=f"pip install '.[{sink}]'")
+    pytest.importorskip(sink, reason=f"python -m pip install '.[{sink}]'")
     env = {
         "HOME": str(tmp_path),
         "WANDB_API_KEY": "",
@@ -212,7 +212,7 @@ def test_a_voided_step_and_the_one_that_stands_are_not_in_one_curve(
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, ""), (signal.SIGSTOP, "still busy")])
 def test_wandbs_own_process_may_die_or_hang(number: int, said: str, tmp_path: Path) -> None:
     """One line, and nothing more: not when the process ends either."""
-    pytest.importorskip("wandb", reason="pip install '.[wandb]'")
+    pytest.importorskip("wandb", reason="python -m pip install '.[wandb]'")
     run = make_run(tmp_path / "runs")
     env = {"HOME": str(tmp_path), "WANDB_API_KEY": ""}
     told = python(ENDED_BY_FORCE, str(run), str(int(number)), **env)

@@ -94,7 +94,7 @@ async def test_a_run_goes_on_without_the_sink_that_is_not_there(
     assert run.status == "finished"
     told = [e.text for e in events if isinstance(e, Notice) and "sink" in e.text]
     assert told == [
-        "sink wandb: No module named 'wandb': pip install 'mtrl-cli[wandb]'; "
+        "sink wandb: No module named 'wandb': python -m pip install 'mtrl-cli[wandb]'; "
         "the run goes on without it"
     ]
 
@@ -172,7 +172,7 @@ async def test_a_tracker_s_own_keys_are_not_told(
 
 
 def test_tensorboard_s_event_files_hold_the_figures(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="pip install 'mtrl-cli[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="python -m pip install 'mtrl-cli[tensorboard]'")
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     info = trackers.RunInfo("r", "blackjack", tmp_path, "mtrl", {})

@@ -208,6 +208,7 @@ def _load() -> Any:
         if error.name != "e2b":
             raise
         raise UsageError(
-            "env.kind: e2b needs E2B's SDK, which is not installed: pip install 'mtrl-cli[e2b]'"
+            "env.kind: e2b needs E2B's SDK, which is not installed:"
+            " python -m pip install 'mtrl-cli[e2b]'"
         ) from error
     return e2b
