@@ -107,9 +107,12 @@ def stale(metrics: Mapping[str, float]) -> Iterator[str]:
 
 def _generated(state: RunState, now: float) -> float:
     """Sampled tokens a second: of the step's sampling, where the run measured it; of the whole
-    step, where its groups were sampled while earlier ones trained."""
+    step, where its groups were sampled while earlier ones trained; of the last seconds, where they
+    were sampled before it began, as during an evaluation: one episode took longer than it."""
     metrics = state.metrics
     sampled, seconds = (metrics.get(key) for key in ("tokens_sampled", "seconds_sampling"))
     if seconds is not None and metrics.get("staleness_max"):
         seconds += metrics.get("seconds_training", 0.0)
-    return sampled / seconds if sampled and seconds else state.rates.tokens_per_second(now)
+    if not sampled or not seconds or seconds < metrics.get("seconds_policy", 0.0):
+        return state.rates.tokens_per_second(now)
+    return sampled / seconds

@@ -484,6 +484,16 @@ def test_throughput_of_a_step_whose_groups_were_sampled_earlier() -> None:
     assert watched.text.count("| gen   500 tok/s |") == 2
 
 
+def test_throughput_of_a_step_whose_groups_were_sampled_during_an_evaluation() -> None:
+    """The last seconds tell it: no step samples 25 million tokens a second."""
+    figures = {"tokens_sampled": 1488.0, "seconds_sampling": 6e-5, "seconds_policy": 0.47}
+    watched = Watched(None)
+    watched.see(PhaseStarted("evaluation"), TurnSampled(0, 0, 0, 3000))
+    watched.clock.now += 10
+    watched.see(PhaseStarted("sampling", 5), StepFinished(6, 50, "u/6", figures))
+    assert "| gen   300 tok/s |" in watched.text
+
+
 def ended_with(policy: str) -> str:
     watched = stepped(begun(Watched(None)))
     skipped = {"constant_reward": 48}
