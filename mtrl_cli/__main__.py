@@ -4,13 +4,12 @@ Ctrl-C is answered from the first statement on: imports take a moment, and until
 nothing is held that would have to be returned, so leaving at once is right and quiet.
 """
 
+import mtrl_cli.quiet  # noqa: F401, I001
+
 import gc
 import os
-import signal
 import sys
 from typing import Any
-
-INTERRUPTED = 128 + signal.SIGINT
 
 _START = 200_000
 """Objects that stand before the first search for garbage; a dry run's imports and configuration
@@ -33,10 +32,6 @@ def _fill_standard_descriptors() -> None:
 
 
 _fill_standard_descriptors()
-
-# A shell that starts a background job makes it ignore SIGINT; that choice stays.
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, lambda _signum, _frame: os._exit(INTERRUPTED))
 
 
 def _search_for_garbage_later() -> None:

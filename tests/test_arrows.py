@@ -125,9 +125,9 @@ def test_the_screen_knows_events_only() -> None:
 
 def test_the_embedded_server_is_reached_over_http_only() -> None:
     assert arriving("local") == []
-    # The package itself holds the version and nothing else; a schema is common ground, and any
-    # child process watches its parent.
-    away = others("local", "mtrl_cli", "wire", "parent")
+    # The package itself holds the version and nothing else; a schema is common ground, any child
+    # process watches its parent, and any start is quiet.
+    away = others("local", "mtrl_cli", "wire", "parent", "quiet")
     assert [arrow for arrow in away if not under(arrow[0], "local.warmstart")] == []
     assert {part(f"mtrl_cli.{target}") for _, target in away} <= {"tasks", "chat"}
 

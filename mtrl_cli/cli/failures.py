@@ -1,5 +1,6 @@
 """How a command fails: one line that says what, where and what to write instead."""
 
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -68,6 +69,19 @@ def told_in_one_line(*, debug: bool) -> Iterator[Teller]:
         raise
     except Exception as error:
         raise typer.Exit(teller.tell(error)) from None
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises `KeyboardInterrupt` while inside. What the process was started to ignore stays
+    ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -6,6 +6,14 @@ as the engine brings its own two, and BLAS's collapse on a busy machine.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    import signal
+
+    import mtrl_cli.quiet  # noqa: F401
+
+    # `mtrl serve`, which became this process, keeps a Ctrl-C back until it can be answered.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
 import argparse
 import os
 import sys

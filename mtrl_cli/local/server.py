@@ -94,6 +94,11 @@ async def serve(
         _announce(place, settings, shape, listener)
         await stop.wait()
     finally:
+        if place.parent_pid is None:
+            # The end is on its way, and more of it would only be told by a traceback: a loop that
+            # closes gives back Python's own handlers.
+            loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         service.promises.close()
         await runner.cleanup()
         ended = await service.close()

@@ -34,13 +34,13 @@ finally:
 @pytest.mark.parametrize(
     ("arguments", "packages", "most"),
     [
-        ("--help", HELP, 9),
-        ("--version", HELP, 9),
-        ("runs", PARAMETERS, 17),
-        ("cancel RUN", PARAMETERS, 20),
-        ("show RUN", PARAMETERS, 46),
-        ("trajectory RUN", PARAMETERS, 39),
-        ("rollout --dry-run", COMPOSITION, 44),
+        ("--help", HELP, 10),
+        ("--version", HELP, 10),
+        ("runs", PARAMETERS, 18),
+        ("cancel RUN", PARAMETERS, 21),
+        ("show RUN", PARAMETERS, 47),
+        ("trajectory RUN", PARAMETERS, 40),
+        ("rollout --dry-run", COMPOSITION, 45),
     ],
 )
 def test_a_quick_command_imports_little(

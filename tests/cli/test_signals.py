@@ -137,3 +137,41 @@ def test_an_abort_on_a_terminal_gives_the_cursor_back(tmp_path: Path) -> None:
     assert code == 130
     assert SHOW_CURSOR in written
     assert "aborted: 0 groups in flight dropped" in written
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_words_changes_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Until the process is gone, which takes a moment, its own exit code stands."""
+    with Running("train", cwd=tmp_path, fake="finish").process as run:
+        assert run.stdout
+        assert run.stderr
+        assert any(line.startswith("finished: ") for line in run.stdout)
+        while run.poll() is None:
+            run.send_signal(number)
+        assert (run.returncode, run.stderr.read()) == (0, "")
+
+
+def test_a_signal_while_the_interpreter_ends_is_quiet(tmp_path: Path) -> None:
+    asked = command("runs", "--json")
+    with subprocess.Popen(
+        asked, cwd=tmp_path, env=environment(), stdout=-1, stderr=-1, text=True
+    ) as run:
+        assert run.stdout
+        assert run.stderr
+        run.stdout.readline()
+        while run.poll() is None:
+            run.send_signal(signal.SIGINT)
+        assert (run.returncode in (0, 130), run.stderr.read()) == (True, "")
+
+
+def test_ctrl_c_in_the_moment_in_which_serve_becomes_the_server_is_quiet(tmp_path: Path) -> None:
+    asked = command("serve", "--port", "0", "--store", str(tmp_path / "store"))
+    with subprocess.Popen(asked, env=environment(), stdout=-1, stderr=-1, text=True) as run:
+        line = Path(f"/proc/{run.pid}/cmdline")
+        while b"mtrl_cli.local" not in line.read_bytes():
+            pass
+        run.send_signal(signal.SIGINT)
+        assert run.communicate(timeout=60) == ("", "")
+    assert run.returncode == 130

@@ -1,14 +1,13 @@
 """``mtrl cancel``: end a run, or settle one that has ended or died, and say what is left."""
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrl_cli.cli.failures import Teller
+from mtrl_cli.cli.failures import Teller, interruptible
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless, no_sign_of_life
 from mtrl_cli.runs.cancel import Cancelled, cancel
@@ -33,9 +32,9 @@ def cancel_run(
     except NoSuchRun as error:
         teller.tell(error)
         return NO_SUCH_RUN
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        outcome = cancel(run, ask, wait, _settle, partial(_tell_wait, ask, wait))
+        with interruptible():
+            outcome = cancel(run, ask, wait, _settle, partial(_tell_wait, ask, wait))
     except KeyboardInterrupt:
         given = requested(run.path, run.attempt)
         told = f"{run.id}: no longer waiting"

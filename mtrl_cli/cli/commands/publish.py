@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.cli.failures import interruptible
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless, reward, short_age, table
 from mtrl_cli.errors import UsageError
@@ -37,9 +37,9 @@ def publish_run(
         work = export_named(runs, asked, export)
     else:
         work = publish(runs, asked, step=step, name=name, export=export)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        published = asyncio.run(work)
+        with interruptible():
+            published = asyncio.run(work)
     except KeyboardInterrupt:
         Screen(sys.stderr).line("interrupted: nothing was published")
         return INTERRUPTED

@@ -7,6 +7,7 @@ code are the server's.
 import contextlib
 import errno
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ def serve(
     if as_json:
         arguments.append("--json")
     sys.stdout.flush()
+    # The server's interpreter takes a moment to start; a Ctrl-C waits until it can be answered.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execv(sys.executable, [sys.executable, "-m", "mtrl_cli.local", *arguments])
 
 

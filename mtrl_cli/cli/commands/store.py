@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.cli.failures import interruptible
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import compact, harmless, short_age, table
 from mtrl_cli.errors import MtrlError, UsageError
@@ -97,12 +98,11 @@ def show_store(
         told.line("nothing goes")
         return 0
     try:
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        told.line(f"to be removed: {_sum(going)}")
-        if not yes and not _confirmed(told):
-            return 0
-        done = _remove(root, going, folders, prune, days)
+        with interruptible():
+            told.line(f"to be removed: {_sum(going)}")
+            if not yes and not _confirmed(told):
+                return 0
+            done = _remove(root, going, folders, prune, days)
     except KeyboardInterrupt:
         told.line("\rnothing was removed")
         return INTERRUPTED

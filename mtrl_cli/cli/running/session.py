@@ -113,7 +113,7 @@ class Session:
 
     async def _watched(self, work: Work) -> RunFinished:
         stop = StopRequest(self._signals.abort)
-        with self._signals.handled(stop):
+        with self._signals.handled(stop, goes_on=self._output.goes_on):
             watch = LoopWatch(self._blocked)
             watch.start()
             screen = asyncio.create_task(self._draw(stop, watch))

@@ -48,11 +48,11 @@ class Signals:
         return None if self._first is None else 128 + self._first
 
     @contextlib.contextmanager
-    def handled(self, stop: StopRequest) -> Iterator[None]:
+    def handled(self, stop: StopRequest, *, goes_on: bool = False) -> Iterator[None]:
         """Handle signals while inside. What the process was started to ignore stays ignored.
 
-        Once the run that was stopped is over, one more Ctrl-C must not cut its last words short
-        or change its exit code: it is ignored.
+        Once a run is over, one more Ctrl-C must not cut its last words short or change its exit
+        code: it is ignored, unless the process ``goes_on`` after a run that nobody stopped.
         """
         self._stop = stop
         handlers: dict[int, Callable[[int, FrameType | None], Any]] = {
@@ -70,8 +70,9 @@ class Signals:
             yield
         finally:
             for number, previous in before.items():
-                over = self._count > 0 and number in (signal.SIGINT, signal.SIGTERM)
-                signal.signal(number, signal.SIG_IGN if over else previous)
+                over = self._count > 0 or not goes_on
+                ignored = over and number in (signal.SIGINT, signal.SIGTERM)
+                signal.signal(number, signal.SIG_IGN if ignored else previous)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
