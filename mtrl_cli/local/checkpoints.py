@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from mtrl_cli.local import archive, listing
 from mtrl_cli.local.errors import RefusedError
 from mtrl_cli.local.service import Service
-from mtrl_cli.local.store import MissingError, Ref, check_name, parse_uri
+from mtrl_cli.local.store import LinkError, MissingError, Ref, check_name, parse_uri
 from mtrl_cli.local.validate import text
 
 Reply = dict[str, Any]
@@ -111,6 +111,8 @@ async def _stored(name: str, function: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.to_thread(function, *args)
     except MissingError:
         raise RefusedError(404, f"{name:.200} is not in the store") from None
+    except LinkError as error:
+        raise RefusedError(409, f"{name:.200} was not deleted: {error}") from None
 
 
 def _number(query: str, key: str, default: int, high: int) -> int:

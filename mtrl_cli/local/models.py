@@ -20,7 +20,7 @@ import numpy as np
 from mtrl_cli.local import calls
 from mtrl_cli.local.engine import AdamParams, Datum, Lora, Shape, TrainableModel, Weights
 from mtrl_cli.local.errors import RefusedError, WorkError
-from mtrl_cli.local.store import ExistsError, Kind, MissingError, Ref, Store, parse_uri
+from mtrl_cli.local.store import ExistsError, Kind, LinkError, MissingError, Ref, Store, parse_uri
 from mtrl_cli.local.validate import refuse
 
 _T = TypeVar("_T")
@@ -231,6 +231,8 @@ def _put(store: Store, ref: Ref, arrays: Weights, meta: dict[str, Any], overwrit
         store.save(ref, arrays, meta, overwrite)
     except ExistsError:
         raise WorkError(f"path: {ref.uri} exists already", "user") from None
+    except LinkError as error:
+        raise WorkError(f"path: {ref.uri} was not saved: {error}", "server") from None
 
 
 def _check_finite(arrays: Weights) -> None:

@@ -11,12 +11,14 @@ A file is written beside its place, fsynced, and linked there; the link fails wh
 so two processes cannot both win. `/` in a checkpoint's name becomes `+` in the file's. The
 metadata, with a digest of the arrays, is an array inside the file, so that a checkpoint is whole
 or absent. File names met in the folder are untrusted: only those this module could have written
-are looked at.
+are looked at. The store's own folder may be a symbolic link; below it nothing is written, removed
+or swept behind one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -78,6 +80,10 @@ class ExistsError(Exception):
     """A checkpoint that is in the store already."""
 
 
+class LinkError(Exception):
+    """A folder of the store that is a symbolic link: what lies behind it is not the store's."""
+
+
 @dataclass(frozen=True)
 class Ref:
     """Where a checkpoint lives; its URI is `tinker://<model_id>/<kind>/<name>`."""
@@ -136,6 +142,12 @@ class Store:
         self.root = root
         for folder in (root, root / "models", root / "ephemeral"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder != root and folder.is_symlink():
+                raise OSError(
+                    errno.ELOOP,
+                    f"{folder.name} in it is a symbolic link, and none is followed in a store "
+                    "(the store itself may be one)",
+                )
         sweep_dead(root)
         server = secrets.token_hex(6)
         self._lock_path = root / "ephemeral" / f"{server}.lock"
@@ -185,6 +197,19 @@ class Store:
     def _path(self, ref: Ref) -> Path:
         return self.root / "models" / ref.model_id / ref.kind / file_of(ref)
 
+    def _own(self, ref: Ref) -> Path:
+        """The path of what is written or deleted.
+
+        Raises:
+            LinkError: it lies behind a symbolic link.
+        """
+        path = self._path(ref)
+        for folder in (path.parent.parent, path.parent):
+            if folder.is_symlink():
+                place = folder.relative_to(self.root)
+                raise LinkError(f"{place} is a symbolic link, and none is followed in a store")
+        return path
+
     def exists(self, ref: Ref) -> bool:
         return self._path(ref).is_file()
 
@@ -195,7 +220,7 @@ class Store:
         meta: Mapping[str, Any],
         overwrite: bool = False,
     ) -> None:
-        path = self._path(ref)
+        path = self._own(ref)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _save_arrays(path, arrays, meta, overwrite)
 
@@ -207,7 +232,7 @@ class Store:
 
     def delete(self, ref: Ref) -> None:
         try:
-            self._path(ref).unlink()
+            self._own(ref).unlink()
         except FileNotFoundError:
             raise MissingError(ref.uri) from None
 
@@ -257,6 +282,8 @@ def listed(model_id: str, kind: Kind, entry: os.DirEntry[str]) -> Iterator[Check
 
 def sweep_dead(root: Path) -> None:
     """Remove the unnamed snapshots of processes that are gone: their lock can be had."""
+    if (root / "ephemeral").is_symlink():
+        return
     for path in (root / "ephemeral").glob("*.lock"):
         if _SERVER.fullmatch(path.stem):
             with contextlib.suppress(OSError):

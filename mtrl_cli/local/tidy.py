@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.remove:
         found = shelves.checkpoints()
     else:
-        if not (root / "ephemeral").is_symlink():
-            sweep_dead(root)
+        sweep_dead(root)
         found = shelves.remove({*map(parse_uri, sys.stdin.read().split())}, time.time() - DAY)
     for item in found:
         lines.write(uri=item.ref.uri, size=item.size, time=item.time)

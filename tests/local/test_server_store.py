@@ -1,5 +1,6 @@
 """The store: URIs across processes, two processes at once, untrusted names, torn files."""
 
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from mtrl_cli.local.errors import RefusedError
 from mtrl_cli.local.store import (
     ExistsError,
+    LinkError,
     MissingError,
     Ref,
     Store,
@@ -185,6 +187,42 @@ def test_what_is_met_in_the_folder_is_not_trusted(tmp_path: Path) -> None:
     with pytest.raises(MissingError):
         store.model("model_0123456789ab")
     store.close()
+
+
+def test_no_link_below_the_store_is_written_deleted_or_swept_through(tmp_path: Path) -> None:
+    disk, outside = tmp_path / "disk", tmp_path / "outside"
+    disk.mkdir()
+    (outside / "0123456789ab").mkdir(parents=True)
+    precious = [outside / name for name in ("s.npz", "0123456789ab/one.npz", "0123456789ab.lock")]
+    for file in precious:
+        file.write_text("precious")
+    root = tmp_path / "store"
+    root.symlink_to(disk)  # where there is room
+    store = Store(root)
+    model, linked = new_model_id(), new_model_id()
+    store.new_model(model, {})
+    store.save(Ref(model, "weights", "s"), {"x": np.zeros(3)}, {})
+    (disk / "models" / model / "sampler_weights").symlink_to(outside)
+    (outside / "weights").mkdir()
+    (disk / "models" / linked).symlink_to(outside)
+    for ref in (Ref(model, "sampler_weights", "s"), Ref(linked, "weights", "s")):
+        with pytest.raises(LinkError, match=f"^models/{ref.model_id}.* is a symbolic link, and"):
+            store.save(ref, {"x": np.zeros(3)}, {}, overwrite=True)
+        with pytest.raises(LinkError):
+            store.delete(ref)
+    store.delete(Ref(model, "weights", "s"))
+    store.close()
+    shutil.rmtree(disk / "ephemeral")
+    (disk / "ephemeral").symlink_to(outside)
+    with pytest.raises(OSError, match="ephemeral in it is a symbolic link"):
+        Store(root)
+    assert [file.read_text() for file in precious] == ["precious"] * 3
+    assert sorted(path.name for path in outside.iterdir()) == [
+        "0123456789ab",
+        "0123456789ab.lock",
+        "s.npz",
+        "weights",
+    ]
 
 
 @pytest.mark.parametrize("uri", [
