@@ -24,6 +24,7 @@ from tests.training.runs import experiment, lines, train_on, trajectories
 
 TOKENIZER = load_tokenizer("mtrl-tiny")
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+TOO_MANY = faults.status(429, {"detail": "slow down"}, retry_after=50)
 ANSWERED = TOKENIZER.convert_tokens_to_ids("<tool_response>")
 
 
@@ -187,9 +188,21 @@ async def test_what_calls_wait_for_and_how_many_were_made_again_is_told(
     assert again == sorted(again)
 
 
-@pytest.mark.parametrize("endpoint", ["create_model", "forward_backward"])
-async def test_a_drain_does_not_wait_for_a_server_that_lets_nobody_send_for_longer(
-    tmp_path: Path, endpoint: str
+@pytest.mark.parametrize(
+    ("endpoint", "fault", "says"),
+    [
+        ("create_model", TOO_MANY, " for "),
+        ("forward_backward", TOO_MANY, " for "),
+        pytest.param(
+            "optim_step",
+            faults.status(503, {"detail": "the queue is full"}),
+            ", again and again",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+async def test_a_drain_does_not_wait_for_a_server_that_lets_nobody_send(
+    tmp_path: Path, endpoint: str, fault: faults.Fault, says: str
 ) -> None:
     stop = StopRequest()
     told: list[str] = []
@@ -204,7 +217,7 @@ async def test_a_drain_does_not_wait_for_a_server_that_lets_nobody_send_for_long
         stop.request(Stage.DRAIN, "Ctrl-C")
 
     async with ScriptedPolicyServer(sampler=Player(), prompt_logprobs=halves) as server:
-        server.faults.add(endpoint, faults.status(429, {"detail": "slow down"}, retry_after=50))
+        server.faults.add(endpoint, fault, times=-1)
         made, yaml = experiment(
             f'server.base_url="{server.url}"', f'run.dir="{tmp_path}"', "train.kl=0.25",
             "run.drain_timeout=40",
@@ -218,7 +231,7 @@ async def test_a_drain_does_not_wait_for_a_server_that_lets_nobody_send_for_long
     assert (run.status, run.reason, run.quarantined) == ("cancelled", "stopped by Ctrl-C", ())
     calls = [line for line in lines(run, "ledger.jsonl") if f"/{endpoint}" in line["key"]]
     assert [line["state"] for line in calls] == ["intent", "refused"]
-    assert any("lets nothing be sent for" in text for text in told)
+    assert any(f"lets nothing be sent{says}" in text for text in told)
 
 
 async def test_gradients_that_were_not_stepped_are_named_where_the_server_hands_them_on(
