@@ -44,9 +44,7 @@ def resolve(composed: Composed, *, secrets: bool = True) -> Experiment:
                 try:
                     OmegaConf.update(config, key, MASK)
                 except OmegaConfBaseException as error:  # a section, and no section was given
-                    raise schema_error(
-                        error, composed.container, composed.sources.set_by
-                    ) from error
+                    raise _refused(error, composed) from error
     try:
         experiment = OmegaConf.to_object(config)
     except OverflowError as error:

@@ -162,11 +162,6 @@ def sources_of(
     return Sources(file, dirs, chosen, overrides)._files
 
 
-def wrong_shapes(sources: Sequence[Source]) -> list[ConfigError]:
-    """What has another shape than its key takes, in files that could not be merged."""
-    return [error for source in sources for error in source.wrong_shapes()]
-
-
 def _chosen(file: Path, dirs: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
     """The options that defaults lists choose, the strongest last."""
     for source in reversed(list(chain(file, dirs))):

@@ -18,7 +18,7 @@ from mtrl_cli.config.files.lines import line_of
 from mtrl_cli.config.files.reading import first_line, yaml_error
 from mtrl_cli.config.keys import nearest
 from mtrl_cli.config.overrides import CheckedOverride
-from mtrl_cli.config.sources import Source, chain, sources_of, wrong_shapes
+from mtrl_cli.config.sources import Source, chain, sources_of
 
 _TWICE = re.compile(
     r"Multiple values for ([^\s@]+?)(?:@\S*)?\. |^([^\s@]+)\S* appears more than once"
@@ -66,7 +66,7 @@ def unmerged(
     if found := _OPEN.search(said):
         told = f"no option of {found[1]!r} is chosen"
         return _of_list(meant, told, f"add {found[1]}=OPTION; {_options(found[1], dirs)}")
-    if wrong := wrong_shapes(sources):
+    if wrong := [error for source in sources for error in source.wrong_shapes()]:
         return together(wrong)
     return _of_list(meant, f"cannot compose: {first_line(error).replace(PRIMARY, file.name)}")
 
@@ -81,13 +81,13 @@ def _missing(name: str, sources: Sequence[Source], file: Path, dirs: Sequence[Pa
             break
     if slash and not _is_folder(group, dirs):
         return _of_list(file, f"there is no config group {group!r}", _groups(group, dirs), entry)
-    if slash and entry and not entry.group and places.find(dirs, option):
-        told, hint = (
-            f"no file {name!r} to build on",
-            f"write `/{option}`: without `/` it is looked for in {group}/",
-        )
+    told = f"no file {name!r} to build on"
+    if not slash:
+        return _of_list(file, told, _options("", dirs, name), entry)
+    if entry and not entry.group and places.find(dirs, option):
+        hint = f"write `/{option}`: without `/` it is looked for in {group}/"
         return _of_list(file, told, hint, entry)
-    told = f"{group!r} has no option {option!r}" if slash else f"no file {name!r} to build on"
+    told = f"{group!r} has no option {option!r}"
     return _of_list(file, told, _options(group, dirs, option), entry)
 
 
@@ -101,19 +101,22 @@ def _twice(name: str, sources: Sequence[Source], file: Path, dirs: tuple[Path, .
         return _of_list(file, f"{name} is chosen twice", "choose it once")
     first, second = leading[:2]
     told = f"`{first.told}` and `{second.told}` both choose {name}"
+    if first.path == second.path and not first.group:
+        told = f"`{first.told}` is in the defaults list twice"
+    return _of_list(source.file, told, _once(name, first, second, dirs), second)
+
+
+def _once(name: str, first: Entry, second: Entry, dirs: tuple[Path, ...]) -> str:
+    """What to write for two entries that choose an option of the group ``name``."""
+    if first.path == second.path:
+        return "keep the last one"
     for one, other in ((first, second), (second, first)):
-        if one.path == other.path and not one.group:
-            told, hint = f"`{one.told}` is in the defaults list twice", "keep the last one"
-        elif one.group:
+        if one.group:
             option = one.told.partition(": ")[2]
-            hint = f"write `- override {name}: {option}`, behind `- {other.told}`"
-        elif one.path in _leads_to(other, dirs):
-            hint = f"leave `{one.told}` out: `{other.told}` builds on it"
-        else:
-            continue
-        return _of_list(source.file, told, hint, second)
-    hint = "build on one of them, and write here what else this experiment needs"
-    return _of_list(source.file, told, hint, second)
+            return f"write `- override {name}: {option}`, behind `- {other.told}`"
+        if one.path in _leads_to(other, dirs):
+            return f"leave `{one.told}` out: `{other.told}` builds on it"
+    return "build on one of them, and write here what else this experiment needs"
 
 
 def _not_chosen(

@@ -444,6 +444,12 @@ def test_two_experiments() -> None:
     assert refused("conf=a", "conf=b").message == "conf= is given more than once"
 
 
+def test_the_home_of_a_user_who_is_not_there() -> None:
+    assert refused("conf=~no-such-user/x.yaml").message == "no file '~no-such-user/x.yaml'"
+    with pytest.raises(ConfigError, match="no folder '~no-such-user'"):
+        compose(None, [], ["~no-such-user"])
+
+
 def test_a_missing_folder() -> None:
     with pytest.raises(ConfigError, match="no folder 'nowhere'"):
         compose(None, [], ["nowhere"])

@@ -75,8 +75,9 @@ def show_config(
 def list_config(config_dirs: Sequence[Path], *, as_json: bool) -> int:
     """Print what can be composed; the exit code."""
     dirs = places.search_dirs(config_dirs)
-    files = {name: places.find(dirs, name) for name in places.experiments(dirs)}
-    told = {name: _first_comment(file) if file else "" for name, file in files.items()}
+    named = {name: places.find(dirs, name) for name in places.experiments(dirs)}
+    files = {name: file for name, file in named.items() if file}
+    told = {name: _first_comment(file) for name, file in files.items()}
     groups = places.groups(dirs)
     screen = Screen(sys.stdout)
     if as_json:
@@ -84,7 +85,6 @@ def list_config(config_dirs: Sequence[Path], *, as_json: bool) -> int:
             "experiments": {
                 name: {"file": places.shown(file), "about": told[name]}
                 for name, file in files.items()
-                if file
             },
             "groups": groups,
         }

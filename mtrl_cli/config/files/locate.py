@@ -52,7 +52,7 @@ def _exact_file(name: str) -> str | None:
 
 
 def _by_path(asked: str, dirs: Sequence[Path]) -> Path:
-    path = Path(asked).expanduser()
+    path = places.at_home(asked)
     candidates = (path, path.with_name(f"{path.name}.yaml"), path / "config.yaml")
     for candidate in candidates:
         if candidate.is_file():

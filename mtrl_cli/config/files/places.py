@@ -36,7 +36,7 @@ def search_dirs(
     Raises:
         ConfigError: a folder given by the user does not exist.
     """
-    given = [Path(folder).expanduser() for folder in config_dirs]
+    given = [at_home(folder) for folder in config_dirs]
     for folder in given:
         if not folder.is_dir():
             raise ConfigError(
@@ -92,6 +92,11 @@ def named(path: Path, line: int | None = None) -> str:
     return f"{told}{number}"
 
 
+def at_home(path: str | Path) -> Path:
+    """With ``~`` as a home; that of a user who is not there stays as written."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's own raises of such a user
+
+
 def shown(path: Path) -> str:
     """A path as short as a user would write it."""
     try:
@@ -107,11 +112,11 @@ def named_file(named: str, where: str) -> Path:
         UsageError: there is none, or something else stands there.
     """
     try:
-        path = Path(os.path.realpath(Path(named).expanduser()))  # resolve() raises of a loop
+        path = Path(os.path.realpath(at_home(named)))  # resolve() raises of a loop
         if path.is_file():
             return path
         instead = not_a_file(path)
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, no such user's home
+    except (OSError, ValueError) as error:  # too long, a NUL
         raise UsageError(f"{where}: this cannot be a file's path ({error})") from error
     if instead:
         raise UsageError(f"{where}: {str(path)!r} is {instead}, not a file")
