@@ -69,18 +69,20 @@ def laid_out(
 def continued(command: str, label: str, width: int | None) -> Iterator[str]:
     """The lines of ``command``, behind ``label`` and below it, that a shell reads as one command:
     broken between arguments, so that each line is at most ``width`` wide, if its one argument
-    is."""
+    is. Where that needs it, they are less indented than the label is wide."""
     line, found = label + command, _ARGUMENT.findall(command)
     if width is None or cells(line) <= width or " ".join(found) != command:
         yield line
         return
     line, arguments = label + found[0], found[1:]
+    spare = width - len(_ON) - max(map(cells, arguments), default=0)
+    indent = min(len(label) + HANGING, max(spare, HANGING))
     for place, argument in enumerate(arguments, 1):
         longer = f"{line} {argument}"
         room = width - (len(_ON) if place < len(arguments) else 0)
         if cells(longer) > room:
             yield line + _ON
-            longer = " " * (len(label) + HANGING) + argument
+            longer = " " * indent + argument
         line = longer
     yield line
 

@@ -180,3 +180,28 @@ def test_the_line_that_compares_finds_the_runs_wherever_they_are(
     compare([Result({"seed": "1"}, 0, 1.0, 0.5, run) for run in runs], 0, str)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.removeprefix("compare    mtrl report ") == command
+
+
+def test_a_comparison_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is named by the part of its id that commands take; sentences are broken between
+    words."""
+    for module in ("mtrl_cli.cli.running.comparison", "mtrl_cli.display.terminal"):
+        monkeypatch.setattr(f"{module}.columns", lambda stream=None: 80)
+    results = [
+        Result(
+            {"group.size": "4", "seed": tail[0]},
+            0,
+            1.0,
+            -0.5,
+            replace(ended(float(f"-0.{tail[0]}")), run=f"20261130-152920-{tail}"),
+        )
+        for tail in ("1aaa", "2bbb")
+    ]
+    compare(results, 0, str)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[-1] for line in lines[1:4]] == ["run", "1aaa", "2bbb"]
+    assert lines[5].startswith("group.size=4, 2 runs: before")
+    assert lines[6].startswith("    ")

@@ -112,6 +112,15 @@ def test_a_command_that_is_too_long_runs_as_it_is_pasted() -> None:
     assert whole == [f"play it    {commands[0]}"]
 
 
+def test_an_argument_that_just_fits_stands_whole_in_its_line() -> None:
+    told = f"mtrl rollout conf=/{'a' * 25} run.dir=/data"
+    assert list(laid_out([Fact("play it", told, copied=True)], 40)) == [
+        "play it    mtrl rollout \\",
+        f"       conf=/{'a' * 25} \\",
+        "       run.dir=/data",
+    ]
+
+
 def test_a_command_that_no_shell_would_read_is_left_whole() -> None:
     told = "mtrl show 'a7aa --runs-dir /data/of/somebody"
     assert list(laid_out([Fact("", told, copied=True)], 30)) == [" " * 11 + told]

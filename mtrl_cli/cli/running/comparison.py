@@ -51,9 +51,15 @@ def compare(results: Sequence[Result], left: Sequence[Varied], redact: Redact) -
     """Show the comparison; ``left``: the runs that were not begun."""
     screen = Screen(sys.stdout)
     screen.line()
-    for line in (*table(list(_rows(results))), *_columns(results), *_over_seeds(results)):
+    width = columns()
+    lines = [*table(list(_rows(results)))]
+    if width is not None and max(map(len, lines)) > width:
+        lines = [*table(list(_rows(results, short=True)))]
+    for line in lines:
         screen.line(harmless(redact(line)))
-    for line in laid_out(_report(results), columns(), redact):
+    for line in (*_columns(results), *_over_seeds(results)):
+        screen.prose(harmless(redact(line)))
+    for line in laid_out(_report(results), width, redact):
         screen.line(line)
     for line in _not_begun(left):
         screen.prose(redact(line))
@@ -85,10 +91,13 @@ def named(varied: Varied) -> str:
     return " ".join(f"{key}={value}" for key, value in varied.items()) or "as configured"
 
 
-def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
-    """The comparison: what was varied, then the figures; columns without any are left out."""
+def _rows(results: Sequence[Result], *, short: bool = False) -> Iterator[list[str]]:
+    """The comparison: what was varied, then the figures; columns without any are left out.
+    ``short`` names the runs by the last part of their ids."""
     keys = list(dict.fromkeys(key for result in results for key in result.varied))
     figures = [_figures(result) for result in results]
+    if short:
+        figures = [row | {"run": run_tail(row["run"])} for row in figures]
     shown = [name for name in _HEADS if any(row[name] != "-" for row in figures)]
     yield [*keys, *shown]
     for result, row in zip(results, figures, strict=True):
