@@ -94,6 +94,12 @@ def test_no_number_may_be_nan(experiment: Experiment, key: str) -> None:
                 ("env.base_url", "https://host/#top"),
             )
         ),
+        (
+            "server.store",
+            "~no-such-user/x",
+            "server.store is '~no-such-user/x'; allowed: ~ or ~USER",
+        ),
+        ("server.tokenizer", "~no-such-user/x", "server.tokenizer is '~no-such-user/x'; allowed"),
         ("policy", "tinker://x", "policy is 'tinker://x'; allowed: null for training"),
     ],
 )

@@ -4,6 +4,7 @@ Every problem is found in one pass and says the key, what it is, and what is all
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -162,6 +163,10 @@ def _texts(experiment: Experiment) -> Iterator[str]:
             yield _problem(key, value, form)
         elif len(value) > LONGEST_PATH:
             yield _problem(key, value, f"at most {LONGEST_PATH:,} characters")
+    for key in ("server.store", "server.tokenizer"):
+        value = _get(experiment, key)
+        if value is not None and os.path.expanduser(value).startswith("~"):  # noqa: PTH111
+            yield _problem(key, value, "~ or ~USER of a user who is on this machine, or no ~")
     for key in ("server.base_url", "env.base_url"):
         url = _get(experiment, key)
         if url is not None and not url.startswith(("http://", "https://")):
