@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mtrl_cli.cli.completion import complete_format
+from mtrl_cli.cli.completion import complete_format, complete_run
 from mtrl_cli.cli.failures import told_in_one_line
 from mtrl_cli.cli.options import AsJson, Debug, Run, RunsDir
 from mtrl_cli.errors import UsageError
@@ -112,6 +112,15 @@ def store(
             "--prune", metavar="KIND", help="Remove what is void, between or unknown; repeatable."
         ),
     ] = None,
+    give_up: Annotated[
+        str | None,
+        typer.Option(
+            "--give-up",
+            metavar="RUN",
+            help="Remove what only this run needs; it cannot be resumed any more.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     days: Annotated[
         int,
         typer.Option("--days", metavar="N", min=1, help="Of unknown only what is older."),
@@ -124,9 +133,20 @@ def store(
 
     Lists the snapshots by run, and which may go: what no commit stands for (void), the steps
     between the first and the last of finished runs (between), what no run here has made (unknown).
+    --give-up RUN removes what only that run needs.
     """
     from mtrl_cli.cli.commands.store import show_store
 
     with told_in_one_line(debug=debug):
-        folders = runs_dir or [Path("runs")]
-        raise typer.Exit(show_store(folder, folders, prune or [], days, yes=yes, as_json=as_json))
+        if prune and give_up is not None:
+            raise UsageError("--give-up and --prune are two commands: write one of them")
+        code = show_store(
+            folder,
+            runs_dir or [Path("runs")],
+            prune or [],
+            days,
+            give_up=give_up,
+            yes=yes,
+            as_json=as_json,
+        )
+        raise typer.Exit(code)

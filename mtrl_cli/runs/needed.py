@@ -10,7 +10,7 @@
 ``between``    of a finished run, a commit that stands names it; but it is neither the first policy
                nor the last one, nor the last training state, nor named, nor evaluated
 ``void``       of a run that is over, saved by an attempt of its own that committed, and no commit
-               that stands names it
+               that stands names it, or the run was given up (`given_up`)
 ``unknown``    of no run in these folders, or of an attempt that is not in them: another folder's
                run, a copy say that was resumed there, may need it
 =============  =====================================================================================
@@ -36,7 +36,7 @@ from mtrl_cli.runs.files import file_at
 from mtrl_cli.runs.folder import SCRIPT
 from mtrl_cli.runs.policies import every_policy
 from mtrl_cli.runs.processes import Standing, standing
-from mtrl_cli.runs.registry import RunRecord, list_runs, read_run
+from mtrl_cli.runs.registry import RunRecord, given_up, list_runs, read_run
 from mtrl_cli.runs.takeover import whole_history
 
 _OF_RUN = re.compile(r"tinker://[^/]+/(?:sampler_)?weights/([^/]+)/a(\d+)/step-\d+")
@@ -79,8 +79,13 @@ class Stored:
         return _model(self.uri)
 
 
-def needs(stored: Iterable[Stored], folders: Sequence[Path]) -> list[tuple[Stored, Need]]:
+def needs(
+    stored: Iterable[Stored], folders: Sequence[Path], giving_up: Collection[Path] = ()
+) -> list[tuple[Stored, Need]]:
     """What each of ``stored`` is to the runs and the named policies in ``folders``.
+
+    Args:
+        giving_up: the folders of runs to be counted as given up.
 
     Raises:
         MtrlError: the manifest of a named policy cannot be read, or a symbolic link leads nowhere,
@@ -88,13 +93,18 @@ def needs(stored: Iterable[Stored], folders: Sequence[Path]) -> list[tuple[Store
     """
     runs = [run for folder in folders for run in list_runs(folder)]
     linked = list(_linked(folders, {run.path.resolve() for run in runs}))
-    held = {uri for run in (*runs, *linked) for uri in _played(run)} | set(_named(folders))
+    keep = [run for run in (*runs, *linked) if run.path not in giving_up and not given_up(run)]
+    held = {uri for run in keep for uri in _played(run)} | set(_named(folders))
     between: set[str] = set()
+    dropped: set[str] = set()
     own: dict[tuple[str, str], int] = {}  # a run and a model of its → its latest attempt
     kept = set(map(run_id, linked))
     for run in runs:
         try:
             needed, passed = _of_run(run)
+            if run not in keep:
+                dropped |= needed | passed
+                needed, passed = set(), set()
             models = set(map(_model, published(run.path / "commits.jsonl")))
         except (MtrlError, OSError):
             kept.add(run_id(run))
@@ -104,7 +114,7 @@ def needs(stored: Iterable[Stored], folders: Sequence[Path]) -> list[tuple[Store
             for known in ((run_id(run), model) for model in models):
                 own[known] = max(run.attempt, own.get(known, 0))
     if any(run.alive and run.state.get("kind") != "train" for run in (*runs, *linked)):
-        held |= between  # it plays policies that its files may not name yet
+        held |= between | dropped  # it plays policies that its files may not name yet
 
     def need(one: Stored) -> Need:
         if one.uri in held or one.run in kept:

@@ -7,6 +7,7 @@ one exception is ``latest``, whose target must be such a name again.
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,14 @@ class RunRecord:
     def _borrows(self) -> Mapping[str, Any]:
         borrows = self.state.get("borrows")
         return borrows if isinstance(borrows, dict) else {}
+
+
+def given_up(run: RunRecord) -> str | None:
+    """What `mtrl store --give-up` has made of the run, in words; None where it has not."""
+    if not isinstance(when := run.state.get("given_up"), int | float):
+        return None
+    day = time.strftime("%Y-%m-%d", time.localtime(when))
+    return f"the snapshots of {run.id} were given up on {day} (mtrl store --give-up)"
 
 
 def attempt_began(state: Mapping[str, Any]) -> float:

@@ -96,7 +96,7 @@ _EVALUATION = Fields(
 )
 STATE = Fields(
     {},
-    dict.fromkeys(("created", "ended"), NUMBER)
+    dict.fromkeys(("created", "ended", "given_up"), NUMBER)
     | dict.fromkeys(("attempt", "step", "steps", "pid"), WHOLE)
     | dict.fromkeys(("experiment", "kind", "reason", "policy"), TEXT)
     | {

@@ -27,7 +27,7 @@ from mtrl_cli.runs.files import write_document
 from mtrl_cli.runs.folder import Redact, RunFolder
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.reap import Reaped
-from mtrl_cli.runs.registry import RunRecord
+from mtrl_cli.runs.registry import RunRecord, given_up
 from mtrl_cli.runs.trajectories import step_of
 
 ANEW = -1
@@ -72,7 +72,16 @@ def refuse_live(path: Path) -> RunRecord:
 
     Raises:
         StillRunning: it lives.
+        MtrlError: its snapshots were given up.
     """
+    run = refuse_running(path)
+    if told := given_up(run):
+        raise MtrlError(f"{told}: there is nothing to begin from; start another run")
+    return run
+
+
+def refuse_running(path: Path) -> RunRecord:
+    """As `refuse_live`, also of a run whose snapshots were given up."""
     run = look(path)
     if run.status == "running":
         raise StillRunning(run)

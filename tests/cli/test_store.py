@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from mtrl_cli.cli.app import app
 from mtrl_cli.local.store import Store, parse_uri
 from mtrl_cli.runs.control import locked
+from mtrl_cli.runs.processes import process_facts
 from tests.cli.processes import command, environment, mtrl, on_terminal
 from tests.cli.world import World
 from tests.runs.test_needed import ENDS, EVERY, RUN, VOID, a_run
@@ -55,6 +56,77 @@ def test_it_lists_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "(--runs-dir)\n  none is 30 days old yet\n" in told
     assert "runs here keep weights elsewhere too: mtrl store --store /else/where" in told
     assert held(tmp_path / "store") == {*EVERY, FOREIGN}
+
+
+def test_a_run_is_given_up_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others need stays; the run is not resumed any more, and says why."""
+    a_run(tmp_path / "runs", "cancelled")
+    played = a_run(tmp_path / "runs", name="played", id="b", kind="eval", step=0, policy=EVERY[1])
+    (played / "commits.jsonl").unlink()
+    elsewhere = "tinker://model_0123456789ab/weights/20261129-122135-beef/a1/step-000002"
+    filled(tmp_path / "store", [*EVERY, FOREIGN, elsewhere])
+    filled(tmp_path / "other", [FOREIGN])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+
+    def asked(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, list(arguments))
+        return done.exit_code, done.output
+
+    code, told = asked("store", "--store", "other", "--give-up", RUN, "--yes")
+    assert (code, "needed by 20261129-122135-a7aa alone; --store DIR" in told) == (2, True)
+    code, told = asked("store", "--store", "store", "--give-up", RUN)
+    assert (code, "nothing was removed: add --yes" in told) == (2, True)
+    assert "a7aa (cancelled): it can be neither resumed nor evaluated again" in told
+    assert held(tmp_path / "store") == {*EVERY, FOREIGN, elsewhere}
+    assert asked("train", "--resume", RUN, "--dry-run")[1].find("given up") == -1
+
+    code, told = asked("store", "--store", "store", "--give-up", RUN, "--yes")
+    assert (code, "removed: 11 snapshots, " in told) == (0, True)
+    assert held(tmp_path / "store") == {EVERY[1], FOREIGN, elsewhere}
+    code, told = asked("train", "--resume", RUN)
+    assert (code, told[:47]) == (1, "error: the snapshots of 20261129-122135-a7aa we")
+    assert "(mtrl store --give-up): there is nothing to begin from" in told
+    assert "GIVEN UP" in asked("show", RUN)[1]
+    assert asked("store", "--store", "store", "--give-up", RUN, "--yes") == (0, "nothing goes\n")
+
+
+def test_a_removal_that_was_cut_off_is_finished_and_a_living_run_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path / "runs", "failed", given_up=1.0)  # killed before anything was removed
+    filled(tmp_path / "store", EVERY)
+    monkeypatch.chdir(tmp_path)
+    again = ["store", "--store", "store", "--give-up", RUN, "--yes"]
+    told = json.loads((run / "run.json").read_text())
+    alive = {**told, "status": "running", **process_facts(os.getpid())}
+    (run / "run.json").write_text(json.dumps(alive))
+    done = CliRunner().invoke(app, again)
+    assert (done.exit_code, "is still running" in done.stderr) == (4, True)
+    assert held(tmp_path / "store") == set(EVERY)
+    (run / "run.json").write_text(json.dumps(told))
+    assert CliRunner().invoke(app, again).exit_code == 0
+    assert held(tmp_path / "store") == set()
+    assert json.loads((run / "run.json").read_text())["given_up"] == 1.0
+
+
+@pytest.mark.long
+def test_what_was_given_up_is_told_by_every_command_that_would_need_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    small = ("group.per_step=2", "group.size=4", "eval.games=8")
+    done = world.mtrl("train", *small, "train.steps=2", "train.checkpoint_every=1")
+    assert done.returncode == 0, done.stderr
+    assert world.mtrl("publish", "last", "--step", "1", "--name", "mine").returncode == 0
+    given = world.mtrl("store", "--give-up", "last", "--yes")
+    assert given.returncode == 0, given.stderr
+    assert "removed: " in given.stderr
+    asked = (("train", "--resume", "last", "train.steps=3"), ("publish", "last", "--name", "its"))
+    for words in (("eval", "policy=last@2", *small), *asked):
+        lost = world.mtrl(*words)
+        assert (lost.returncode, "given up on" in lost.stderr) == (1, True), lost.stderr
+    assert "GIVEN UP" in world.mtrl("show", "last").stdout
+    played = world.mtrl("eval", "policy=mine", *small)
+    assert played.returncode == 0, played.stderr
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from mtrl_cli.display.wrapping import Fact
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.commits import History
 from mtrl_cli.runs.places import runs_dir_option
-from mtrl_cli.runs.registry import RunRecord
+from mtrl_cli.runs.registry import RunRecord, given_up
 from mtrl_cli.runs.takeover import whole_history
 from mtrl_cli.training.telling.reading import resumable, trajectory_files
 
@@ -27,10 +27,13 @@ def next_steps(run: RunRecord, history: History) -> Iterator[Fact]:
         yield _command(run, "end it", "cancel")
         return
     server = run.state.get("server") or {}
-    if (run.path / "config.yaml").is_file():
+    gone = given_up(run)
+    if gone:
+        yield Fact("GIVEN UP", f"{gone}: it cannot be resumed; what has a name is kept")
+    elif (run.path / "config.yaml").is_file():
         yield from _resume(run, history)
     trained = run.state.get("kind") == "train" and history.last is not None and history.last.step
-    if trained and server.get("snapshots") == "immutable":
+    if trained and not gone and server.get("snapshots") == "immutable":
         yield _command(run, "publish", "publish", " --name NAME")
     if trajectory_files(run.path):
         yield _command(run, "read it", "trajectory")

@@ -22,14 +22,18 @@ from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import compact, harmless, short_age, table
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.control import locked
+from mtrl_cli.runs.files import write_document
+from mtrl_cli.runs.folder import SCRIPT
 from mtrl_cli.runs.needed import Need, Stored, needs, run_id, stores_of
 from mtrl_cli.runs.places import default_store, require_runs_dir, runs_dir_option
-from mtrl_cli.runs.registry import RunRecord, list_runs
+from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run, given_up, list_runs, read_run
+from mtrl_cli.runs.takeover import refuse_running, whole_history
 
 DAY = 86_400.0
 INTERRUPTED = 130
 _HEADS = ("run", "status", "age", "snapshots", "size", "may go")
 _MAY_GO = (Need.void, Need.between, Need.unknown)
+_LOST = "it can be neither resumed nor evaluated again, but for what has a name or others play"
 _SHOWN = 10
 """Places that are named, of those left alone."""
 
@@ -55,17 +59,20 @@ def show_store(
     prune: Collection[str],
     days: int,
     *,
+    give_up: str | None = None,
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Print what the store holds, and with ``prune`` remove it, once that is confirmed; the exit
-    code.
+    """Print what the store holds, and with ``prune`` or ``give_up`` remove it, once that is
+    confirmed; the exit code.
 
     Args:
         prune: the kinds of what may go (`Need`).
         days: how old must be what no run is known of.
+        give_up: the run of which all goes that nobody else needs.
 
     Raises:
+        StillRunning: the run to be given up lives.
         UsageError: there is no such store, folder or kind, or nobody to confirm.
         MtrlError: what is needed is not known, or removing failed.
     """
@@ -79,12 +86,15 @@ def show_store(
         return 128 + found.stopped
     if found.fault:
         raise found.fault
-    held = needs(found.stored, folders)
-    going = _going(held, prune, days)
+    lost = None if give_up is None else _to_give_up(folders, give_up)
+    if lost is not None:
+        prune = (Need.void,)
+    held = needs(found.stored, folders, () if lost is None else (lost.path,))
+    going = _going(held, prune, days, lost)
     if as_json:
         facts = _facts(root, held, going, found.left)
         Screen(sys.stdout).line(json.dumps(facts, indent=2))
-    else:
+    elif lost is None:
         options = "" if store is None else f" --store {shlex.quote(str(store))}"
         options += "".join(map(runs_dir_option, folders))
         for line in _told(root, held, folders, days, options):
@@ -95,16 +105,26 @@ def show_store(
     if not prune:
         return 0
     if not going:
+        if lost is not None and not given_up(lost):
+            raise UsageError(
+                f"--give-up {give_up}: nothing in {root} is needed by {lost.id} alone; --store DIR "
+                "names another store"
+            )
         told.line("nothing goes")
         return 0
     try:
         with interruptible():
+            if lost is not None:
+                told.prose(harmless(f"{lost.id} ({lost.status}): {_LOST}"))
             told.line(f"to be removed: {_sum(going)}")
             if not yes and not _confirmed(told):
                 return 0
-            done = _remove(root, going, folders, prune, days)
+            if lost is not None:
+                _mark(lost.path)
+            done = _remove(root, going, folders, prune, days, lost)
     except KeyboardInterrupt:
-        told.line("\rnothing was removed")
+        marked = lost is not None and given_up(read_run(lost.path))
+        told.line(f"\rnothing was removed{'; the run is given up' if marked else ''}")
         return INTERRUPTED
     told.line(f"removed: {_sum(done.stored)}{'; interrupted' if done.stopped else ''}")
     for line in _left(done.left):
@@ -124,24 +144,65 @@ def _confirmed(screen: Screen) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _going(held: _Judged, prune: Collection[str], days: int) -> list[Stored]:
+def _to_give_up(folders: Sequence[Path], asked: str) -> RunRecord:
+    """The run that is to be given up.
+
+    Raises:
+        NoSuchRun: there is none, or several.
+        UsageError: it has no snapshots.
+        StillRunning: it lives.
+        MtrlError: its files are damaged.
+    """
+    missing: NoSuchRun | None = None
+    for folder in folders:
+        try:
+            run = refuse_running(find_run(folder, asked).path)
+        except NoSuchRun as error:
+            missing = missing or error
+            continue
+        if run.state.get("kind") != "train" or run.state.get("recorded") == SCRIPT:
+            raise UsageError(f"--give-up {asked}: {run.id} is no run of mtrl train")
+        whole_history(run)  # raises where it is not known what the run has made
+        return run
+    raise missing or NoSuchRun(f"no run {asked!r}")
+
+
+def _mark(run: Path) -> None:
+    """Write that the run is given up, before anything goes: from here on nobody resumes it."""
+    with locked(run):
+        state = dict(refuse_running(run).state)
+        state.setdefault("given_up", round(time.time(), 3))
+        write_document(run / "run.json", json.dumps(state, indent=2) + "\n")
+
+
+def _going(
+    held: _Judged, prune: Collection[str], days: int, lost: RunRecord | None = None
+) -> list[Stored]:
+    """What goes; of a run that is given up alone, where there is one."""
     before = time.time() - days * DAY
     return [
         one
         for one, need in held
-        if need in prune and (need is not Need.unknown or one.time < before)
+        if need in prune
+        and (need is not Need.unknown or one.time < before)
+        and (lost is None or one.run == run_id(lost))
     ]
 
 
 def _remove(
-    root: Path, going: Sequence[Stored], folders: Sequence[Path], prune: Collection[str], days: int
+    root: Path,
+    going: Sequence[Stored],
+    folders: Sequence[Path],
+    prune: Collection[str],
+    days: int,
+    lost: RunRecord | None,
 ) -> _Tidied:
     """Remove what may still go, now that nobody can take the runs over; what went."""
     runs = sorted((run.path for run in _runs(folders, {one.run for one in going})), key=str)
     with ExitStack() as locks:
         for path in runs:  # each in the same order, so that two of us do not wait for each other
             locks.enter_context(locked(path))
-        still = _going(needs(going, folders), prune, days)
+        still = _going(needs(going, folders), prune, days, lost)
         return _tidy(root, "--remove", told="\n".join(one.uri for one in still))
 
 

@@ -29,7 +29,7 @@ from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.runs.commits import Commit, History, read_history
 from mtrl_cli.runs.places import store_of
 from mtrl_cli.runs.policies import policy_names, read_policy
-from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run, newest_trained, run_at
+from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run, given_up, newest_trained, run_at
 
 if TYPE_CHECKING:
     from mtrl_cli.servers.interface import TrainingService
@@ -53,6 +53,8 @@ class ChosenPolicy:
     """The task that it was trained on, where it comes from a run or has a name."""
     config: Path | None = field(default=None, compare=False)
     """The file that composes what it was trained on."""
+    gone: str | None = field(default=None, compare=False)
+    """Why a server may not hold it, where that is known of its run."""
 
     def strange_to(self, experiment: Experiment) -> str | None:
         """A warning, where another task is played than the one that it was trained on."""
@@ -96,10 +98,10 @@ async def held_policy(service: "TrainingService", chosen: ChosenPolicy | None) -
     if chosen is None:
         return PolicySnapshot(await service.base_policy(), 0)
     if not chosen.uri.startswith(f"{_BASE}://") and not await is_held(service, chosen.uri):
-        raise MtrlError(
-            f"policy {chosen.uri} is not on {service.describe()}: it was deleted, or "
-            "server.store or server.base_url leads to another place"
+        why = chosen.gone or (
+            "it was deleted, or server.store or server.base_url leads to another place"
         )
+        raise MtrlError(f"policy {chosen.uri} is not on {service.describe()}: {why}")
     return PolicySnapshot(chosen.uri, chosen.step)
 
 
@@ -210,7 +212,9 @@ def _by_run(asked: str, runs: Path, server: ServerConfig) -> ChosenPolicy:
     own, initial = _experiment(config), history.initial
     _require_same_server(server_facts(own.server), server, asked)
     began = initial.policy if initial else None
-    return ChosenPolicy(commit.policy, commit.policy_step, began, own.task.entrypoint, config)
+    return ChosenPolicy(
+        commit.policy, commit.policy_step, began, own.task.entrypoint, config, given_up(run)
+    )
 
 
 def _no_policy(asked: str, runs: Path) -> UsageError:

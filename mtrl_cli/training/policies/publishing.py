@@ -39,7 +39,7 @@ from mtrl_cli.runs.policies import (
     refuse_taken,
     write_policy,
 )
-from mtrl_cli.runs.registry import RunRecord
+from mtrl_cli.runs.registry import RunRecord, given_up
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts, SnapshotStore
 from mtrl_cli.training.policies.choose import commit_at, server_facts, trained_run
 
@@ -88,7 +88,7 @@ async def publish(
     lock = nullcontext() if run.alive else locked(run.path)
     with lock:
         async with snapshot_store(experiment.server) as store:
-            facts = await _listed(store, commit.policy)
+            facts = await _listed(store, commit.policy, given_up(run))
             manifest = _manifest(name, run, history.up_to(commit.step), experiment, composed, facts)
             if export is not None:
                 await _export(store, manifest, export)
@@ -144,8 +144,9 @@ def _require_empty(folder: Path) -> None:
 # --- the server ---------------------------------------------------------------------------------
 
 
-async def _listed(store: SnapshotStore | None, uri: str) -> SnapshotFacts | None:
-    """What the server says of the snapshot; None where it has no words for it."""
+async def _listed(store: SnapshotStore | None, uri: str, gone: str | None) -> SnapshotFacts | None:
+    """What the server says of the snapshot; None where it has no words for it. ``gone`` is why it
+    may not hold it, where that is known."""
     if store is None:
         return None
     try:
@@ -153,7 +154,8 @@ async def _listed(store: SnapshotStore | None, uri: str) -> SnapshotFacts | None
     except CannotList:
         return None
     if facts is None:
-        raise MtrlError(f"the server does not hold {uri}: it was deleted, or the store is another")
+        why = gone or "it was deleted, or the store is another"
+        raise MtrlError(f"the server does not hold {uri}: {why}")
     return facts
 
 
