@@ -120,11 +120,11 @@ def test_what_was_given_up_is_told_by_every_command_that_would_need_it(tmp_path:
     given = world.mtrl("store", "--give-up", "last", "--yes")
     assert given.returncode == 0, given.stderr
     assert "removed: " in given.stderr
+    assert "GIVEN UP" in world.mtrl("show", "last").stdout
     asked = (("train", "--resume", "last", "train.steps=3"), ("publish", "last", "--name", "its"))
     for words in (("eval", "policy=last@2", *small), *asked):
         lost = world.mtrl(*words)
         assert (lost.returncode, "given up on" in lost.stderr) == (1, True), lost.stderr
-    assert "GIVEN UP" in world.mtrl("show", "last").stdout
     played = world.mtrl("eval", "policy=mine", *small)
     assert played.returncode == 0, played.stderr
 

@@ -26,7 +26,7 @@ from mtrl_cli.runs.files import write_document
 from mtrl_cli.runs.folder import SCRIPT
 from mtrl_cli.runs.needed import Need, Stored, needs, run_id, stores_of
 from mtrl_cli.runs.places import default_store, require_runs_dir, runs_dir_option
-from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_run, given_up, list_runs, read_run
+from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_trained, given_up, list_runs, read_run
 from mtrl_cli.runs.takeover import refuse_running, whole_history
 
 DAY = 86_400.0
@@ -156,7 +156,7 @@ def _to_give_up(folders: Sequence[Path], asked: str) -> RunRecord:
     missing: NoSuchRun | None = None
     for folder in folders:
         try:
-            run = refuse_running(find_run(folder, asked).path)
+            run = refuse_running(find_trained(folder, asked).path)
         except NoSuchRun as error:
             missing = missing or error
             continue
