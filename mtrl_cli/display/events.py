@@ -19,14 +19,16 @@ from typing import Any
 
 from mtrl_cli.display.lines import Redact
 from mtrl_cli.display.plain import PlainPresenter
-from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.views import Stopping
 from mtrl_cli.rollout.events import GroupFinished, GroupStarted, MemberFinished, TurnSampled
+from mtrl_cli.training.events import EVALUATION
 
 PROGRESS_EVERY = 5.0
 """Seconds between two events about an evaluation in progress."""
 
-_OF_A_GAME = (GroupStarted, MemberFinished, GroupFinished)
+_OF_A_GROUP = (GroupStarted, MemberFinished, GroupFinished)
 _HUMP = re.compile(r"(?<!^)(?=[A-Z])")
 
 
@@ -63,9 +65,10 @@ class EventPresenter:
         return self._texts.state
 
     def observe(self, event: object) -> None:
-        games = self.state.evaluation is not None
         self._texts.observe(event)
-        if isinstance(event, TurnSampled) or (games and isinstance(event, _OF_A_GAME)):
+        if isinstance(event, TurnSampled):
+            return
+        if isinstance(event, _OF_A_GROUP) and event.stream == EVALUATION:
             return
         self.emit(event_name(type(event)), _facts(event))
 

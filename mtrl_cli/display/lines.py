@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mtrl_cli.display.state import GroupView, RunState, Stopping
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.text import (
     clock,
     harmless,
@@ -10,6 +10,7 @@ from mtrl_cli.display.text import (
     reward,
     short_age,
 )
+from mtrl_cli.display.views import GroupView, Stopping
 from mtrl_cli.display.words import outcome
 from mtrl_cli.training.events import Comparison, Evaluated, FolderMade
 

@@ -28,10 +28,11 @@ from mtrl_cli.display import lines
 from mtrl_cli.display.columns import step_lines
 from mtrl_cli.display.keyboard import Keyboard
 from mtrl_cli.display.panels import ASCII, HEAD_LINES, UNICODE, group_table, head
-from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
+from mtrl_cli.display.views import Stopping
 from mtrl_cli.display.wrapping import HANGING, wrapped
 from mtrl_cli.rollout.events import GroupFinished
 from mtrl_cli.training.events import Evaluated, FolderMade, Notice, StepFinished
@@ -93,7 +94,7 @@ class LivePresenter:
         now = self._clock()
         kind = type(event)
         # What is said of a finished group is read before the state lets go of it.
-        group = self.state.groups.get(event.group) if isinstance(event, GroupFinished) else None
+        group = self.state.in_flight(event) if isinstance(event, GroupFinished) else None
         self.state.apply(event, now)
         if kind is StepFinished:
             self._above.extend(step_lines(self.state, now, self._console.width))

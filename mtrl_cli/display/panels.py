@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mtrl_cli.display import lines
 from mtrl_cli.display.columns import stale
-from mtrl_cli.display.state import GroupView, RunState
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.text import (
     clock,
     compact,
@@ -26,6 +26,7 @@ from mtrl_cli.display.text import (
     run_tail,
     short_age,
 )
+from mtrl_cli.display.views import GroupView
 from mtrl_cli.display.words import outcome
 
 HEAD_LINES = 8

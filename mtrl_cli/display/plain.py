@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 from mtrl_cli.display import lines
 from mtrl_cli.display.columns import step_lines
-from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless, reward
+from mtrl_cli.display.views import Stopping
 from mtrl_cli.display.words import outcome
 from mtrl_cli.rollout.events import GroupFinished
 from mtrl_cli.training.events import (
@@ -59,7 +60,7 @@ class PlainPresenter:
     def observe(self, event: object) -> None:
         now = self._clock()
         # The mean of a finished group is read before the state lets go of the group.
-        group = self.state.groups.get(event.group) if isinstance(event, GroupFinished) else None
+        group = self.state.in_flight(event) if isinstance(event, GroupFinished) else None
         self.state.apply(event, now)
         match event:
             case FolderMade():

@@ -8,8 +8,9 @@ from typing import Protocol, TextIO
 from mtrl_cli.display.lines import Redact
 from mtrl_cli.display.plain import PlainPresenter
 from mtrl_cli.display.plan import DisplayPlan
-from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.terminal import Screen, abilities, columns, in_background
+from mtrl_cli.display.views import Stopping
 
 TICK = 0.25
 """Seconds between two calls of `Presenter.tick`."""

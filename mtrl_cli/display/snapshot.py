@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mtrl_cli.display.pace import Eta
-from mtrl_cli.display.state import EvaluationView, GroupView, MemberView, RunState, Stopping
+from mtrl_cli.display.state import RunState
+from mtrl_cli.display.views import EvaluationView, GroupView, MemberView, Stopping
 
 MOST_GROUPS = 200
 

@@ -8,12 +8,12 @@ Groups of an evaluation are games: thousands of groups of one, which are counted
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from mtrl_cli.display.pace import Eta, Pace
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.rates import Rates
+from mtrl_cli.display.views import EvaluationView, GroupView, MemberView, Stopping
 from mtrl_cli.rollout.events import (
     BorrowChanged,
     GroupFinished,
@@ -22,6 +22,7 @@ from mtrl_cli.rollout.events import (
     TurnSampled,
 )
 from mtrl_cli.training.events import (
+    EVALUATION,
     Evaluated,
     EvaluationProgress,
     FolderMade,
@@ -38,83 +39,6 @@ NAMED = 20
 
 LATELY = 100
 """Groups that are remembered when they have ended: as many as a tall terminal has lines."""
-
-
-@dataclass(slots=True)
-class MemberView:
-    reward: float | None
-    stop: str
-    turns: int
-    tokens: int
-
-
-@dataclass(slots=True)
-class GroupView:
-    """One group of trajectories, in flight or finished."""
-
-    group: int
-    task: str
-    policy: str
-    policy_step: int
-    size: int
-    started: float
-    tokens: int = 0
-    turns: int = 0
-    retries: int = 0
-    note: str | None = None
-    members: dict[int, MemberView] = field(default_factory=dict)
-    ended: float | None = None
-    outcome: str | None = None
-
-    @property
-    def done(self) -> int:
-        return len(self.members)
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything of it has happened yet."""
-        return bool(self.turns or self.members or self.retries)
-
-    @property
-    def rewards(self) -> list[float]:
-        found = (member.reward for member in self.members.values())
-        return [value for value in found if value is not None]
-
-    @property
-    def phase(self) -> str:
-        if self.outcome is not None:
-            return "done" if self.outcome == "complete" else "ended"
-        return "rolling" if self.turns else "starting"
-
-
-@dataclass(slots=True)
-class EvaluationView:
-    """An evaluation in progress."""
-
-    label: str
-    games: int
-    started: int = 0
-    done: int = 0
-    total_reward: float = 0.0
-    rewarded: int = 0
-    mixed: bool = False
-    """Games of several policies."""
-
-    @property
-    def mean(self) -> float | None:
-        """The mean reward so far."""
-        if self.mixed or not self.rewarded:
-            return None
-        return self.total_reward / self.rewarded
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """A stop in progress. ``stage`` 1 drains, 2 drops."""
-
-    stage: int
-    cause: str
-    since: float
 
 
 class RunState:
@@ -236,9 +160,13 @@ class RunState:
         """Trajectories that have not ended, waiting ones included."""
         if self.told_busy is not None:
             return self.told_busy
-        if self.evaluation is not None:
-            return max(self.evaluation.started - self.evaluation.done, 0)
-        return sum(group.size - group.done for group in self.groups.values())
+        view = self.evaluation
+        games = 0 if view is None else max(view.started - view.done, 0)
+        return games + sum(group.size - group.done for group in self.groups.values())
+
+    def in_flight(self, event: TurnSampled | MemberFinished | GroupFinished) -> GroupView | None:
+        """The listed group that ``event`` is about; a game's number may be a group's, too."""
+        return None if event.stream == EVALUATION else self.groups.get(event.group)
 
     def borrowed_by_kind(self) -> Mapping[str, int]:
         """What is held, or may be: not known to be returned."""
@@ -260,14 +188,15 @@ class RunState:
         tokens = event.tokens
         self.tokens += tokens
         self.rates.sampled(tokens, now)
-        group = self.groups.get(event.group)
+        group = self.in_flight(event)
         if group is not None:
             group.tokens += tokens
             group.turns += 1
 
     def _group_started(self, event: GroupStarted, now: float) -> None:
-        if self.evaluation is not None:
-            self.evaluation.started += 1
+        if event.stream == EVALUATION:
+            if self.evaluation is not None:
+                self.evaluation.started += 1
             return
         self.groups[event.group] = GroupView(
             event.group, event.task, event.policy, event.policy_step, event.size, now
@@ -281,13 +210,13 @@ class RunState:
         failed = event.failure is not None or event.reward is None
         if not failed:
             self.rates.ended(now)
-        if self.evaluation is not None:
-            if event.reward is not None and not failed:
+        if event.stream == EVALUATION:
+            if self.evaluation is not None and event.reward is not None and not failed:
                 self.evaluation.total_reward += event.reward
                 self.evaluation.rewarded += 1
             return
         self.failures += failed
-        group = self.groups.get(event.group)
+        group = self.in_flight(event)
         if failed:
             # The member is played again, or the group ends: either way it is not done.
             if group is not None:
@@ -301,9 +230,10 @@ class RunState:
             )
 
     def _group_finished(self, event: GroupFinished, now: float) -> None:
-        if self.evaluation is not None:
-            self.evaluation.done += 1
-            self.pace.game_ended(now)
+        if event.stream == EVALUATION:
+            if self.evaluation is not None:
+                self.evaluation.done += 1
+                self.pace.game_ended(now)
             return
         group = self.groups.pop(event.group, None)
         if group is not None:
@@ -339,7 +269,6 @@ class RunState:
         self.phase, self.phase_since = event.phase, now
 
     def _begin_evaluation(self, step: int | None) -> None:
-        self.groups.clear()
         if policies := self.plan.policies:
             total = policies * self.plan.games
             self.evaluation = EvaluationView("eval", total, mixed=policies > 1)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mtrl_cli.display.lines import Redact, counted, games_of, interval, with_error
-from mtrl_cli.display.state import GroupView, RunState
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.text import (
     clock,
     compact,
@@ -16,6 +16,7 @@ from mtrl_cli.display.text import (
     run_dir_override,
     run_tail,
 )
+from mtrl_cli.display.views import GroupView
 from mtrl_cli.display.words import outcome, outcomes, reasons
 from mtrl_cli.display.wrapping import LABEL, Fact, glued, laid_out, wrapped
 from mtrl_cli.training.events import (

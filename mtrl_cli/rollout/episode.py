@@ -151,7 +151,7 @@ async def _turns(trajectory: Trajectory, scope: Scope, parts: Parts) -> Stop:
         tokens.append_sampled(sample, group.policy, room, chat.vocabulary)
         sampled = len(sample.tokens)
         said = chat.read(sample.tokens, task.tools)
-        parts.observer(TurnSampled(group.group, admission.member, turn, sampled))
+        parts.observer(TurnSampled(group.group, admission.member, turn, sampled, group.stream))
 
         # 1. and 2.
         cut = sample.stop_reason == "length"
@@ -273,5 +273,6 @@ def _report(trajectory: Trajectory, observer: Observer) -> None:
             failure=trajectory.failure,
             trace=trajectory.trace,
             interrupts=trajectory.interrupts,
+            stream=trajectory.admission.group.stream,
         )
     )

@@ -7,6 +7,9 @@ core: a frozen dataclass takes two to three times as long to make.
 from collections.abc import Callable
 from typing import NamedTuple
 
+TRAINING = "train"
+"""The stream of the groups that are trained on."""
+
 
 class GroupStarted(NamedTuple):
     group: int
@@ -14,6 +17,8 @@ class GroupStarted(NamedTuple):
     size: int
     policy: str
     policy_step: int
+    stream: str = TRAINING
+    """Of the admission: the numbers of groups are each stream's own."""
 
 
 class TurnSampled(NamedTuple):
@@ -22,6 +27,7 @@ class TurnSampled(NamedTuple):
     turn: int
     tokens: int
     """Sampled tokens of this turn."""
+    stream: str = TRAINING
 
 
 class MemberFinished(NamedTuple):
@@ -38,6 +44,7 @@ class MemberFinished(NamedTuple):
     """The traceback of a failure of the task's own code."""
     interrupts: bool = False
     """That code raised KeyboardInterrupt."""
+    stream: str = TRAINING
 
 
 class GroupFinished(NamedTuple):
@@ -45,6 +52,7 @@ class GroupFinished(NamedTuple):
     mean_reward: float | None
     outcome: str
     """``complete`` or the reason why the group cannot be used."""
+    stream: str = TRAINING
 
 
 class BorrowChanged(NamedTuple):

@@ -57,6 +57,7 @@ async def play_group(
             admission.size,
             admission.policy,
             admission.policy_step,
+            admission.stream,
         )
     )
     async with asyncio.TaskGroup() as tasks:
@@ -67,7 +68,8 @@ async def play_group(
     group = _settle(admission, [attempt for task in attempts for attempt in task.result()], rule)
     rewards = [member.reward for member in group.members if member.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
-    parts.observer(GroupFinished(admission.group, mean, group.failed or "complete"))
+    outcome = group.failed or "complete"
+    parts.observer(GroupFinished(admission.group, mean, outcome, admission.stream))
     return group
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+EVALUATION = "eval"
+"""The stream of the games of an evaluation, each a group of one."""
+
 EQUAL_REWARDS = "constant_reward"
 """Why a group gave no advantage: in the names of metrics, in groups.jsonl and in
 `RunFinished.skipped`."""

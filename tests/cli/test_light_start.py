@@ -38,7 +38,7 @@ finally:
         ("--version", HELP, 10),
         ("runs", PARAMETERS, 18),
         ("cancel RUN", PARAMETERS, 21),
-        ("show RUN", PARAMETERS, 47),
+        ("show RUN", PARAMETERS, 48),
         ("trajectory RUN", PARAMETERS, 40),
         ("rollout --dry-run", COMPOSITION, 45),
     ],

@@ -150,9 +150,9 @@ def test_of_a_run_in_its_first_evaluation_the_phase_is_told(tmp_path: Path) -> N
     for event in (
         RunStarted(run.name, str(run), "blackjack", 150, "local", {}),
         PhaseStarted("evaluation"),
-        GroupStarted(0, "s", 1, "base", 0),
-        MemberFinished(0, 0, "done", -0.5, 1, 60, 0),
-        GroupFinished(0, -0.5, "complete"),
+        GroupStarted(0, "s", 1, "base", 0, "eval"),
+        MemberFinished(0, 0, "done", -0.5, 1, 60, 0, stream="eval"),
+        GroupFinished(0, -0.5, "complete", "eval"),
     ):
         state.apply(event, 0.0)
     (run / NAME).write_text(json.dumps(to_record(state, 1.0)))

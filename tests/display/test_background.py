@@ -4,8 +4,9 @@ import io
 
 from mtrl_cli.display.live import LivePresenter
 from mtrl_cli.display.plan import DisplayPlan
-from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.views import Stopping
 from mtrl_cli.training.events import StepFinished
 
 HIDE_CURSOR = "\x1b[?25l"

@@ -11,7 +11,8 @@ from mtrl_cli.display import lines
 from mtrl_cli.display.pace import Eta
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.snapshot import restore, to_record
-from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.state import RunState
+from mtrl_cli.display.views import Stopping
 from mtrl_cli.rollout.events import GroupFinished, GroupStarted
 from mtrl_cli.training.events import Evaluated, PhaseStarted, RunStarted, StepFinished
 
@@ -58,11 +59,11 @@ class Training:
         if not games:
             return
         self._see(PhaseStarted("evaluation", step))
-        self._see(*(GroupStarted(game, "s", 1, "u", 0) for game in range(games)))
+        self._see(*(GroupStarted(game, "s", 1, "u", 0, "eval") for game in range(games)))
         for _ in range(int(2 * FIRST)):
             yield self._passes(0.5)
         for game in range(games):
-            self._see(GroupFinished(game, 0.0, "complete"))
+            self._see(GroupFinished(game, 0.0, "complete", "eval"))
             if game + 1 < games:
                 yield self._passes(GAME)
         yield self.now
@@ -171,7 +172,7 @@ def test_an_evaluation_alone_is_told_by_the_rate_at_which_games_end(at_once: boo
     state.apply(PhaseStarted("evaluation"), 0.0)
     for game in range(60):
         now = 20.0 * (1 + game // 10) + (0 if at_once else 2 * (game % 10))
-        state.apply(GroupFinished(game, 0.0, "complete"), now)
+        state.apply(GroupFinished(game, 0.0, "complete", "eval"), now)
         eta = state.eta(now)
         if game < 9:
             assert eta is None

@@ -13,9 +13,10 @@ from mtrl_cli.display.panels import sparkline
 from mtrl_cli.display.plain import PlainPresenter
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.snapshot import restore, to_record
-from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import summary
 from mtrl_cli.display.terminal import Screen
+from mtrl_cli.display.views import Stopping
 from mtrl_cli.rollout.events import (
     BorrowChanged,
     GroupFinished,
@@ -191,9 +192,9 @@ def test_an_evaluation_is_a_bar_and_no_table() -> None:
     watched.see(PhaseStarted("evaluation"))
     for game in range(1234):
         watched.see(
-            GroupStarted(game, "seed", 1, "base", 0),
-            MemberFinished(game, 0, "done", -0.5, 2, 60, 0),
-            GroupFinished(game, -0.5, "complete"),
+            GroupStarted(game, "seed", 1, "base", 0, "eval"),
+            MemberFinished(game, 0, "done", -0.5, 2, 60, 0, stream="eval"),
+            GroupFinished(game, -0.5, "complete", "eval"),
         )
     frame = watched.frame()
     assert frame[1].startswith("evaluation before: 1,234/6,000 games, -0.500 so far ━")
@@ -272,7 +273,7 @@ def test_plain_lines_report_an_evaluations_progress_now_and_then() -> None:
     watched = Watched(None)
     watched.see(PhaseStarted("evaluation"))
     for game in range(100):
-        watched.see(GroupFinished(game, 0.0, "complete"))
+        watched.see(GroupFinished(game, 0.0, "complete", "eval"))
         watched.clock.now += 0.5
         watched.presenter.tick()
     progress = [line for line in watched.text.splitlines() if "/6,000 games" in line]
@@ -414,7 +415,9 @@ def test_games_of_an_evaluation_count_for_the_rate() -> None:
     watched = Watched(80)
     watched.see(PhaseStarted("evaluation"))
     watched.clock.now += 60
-    watched.see(*(MemberFinished(game, 0, "done", -0.5, 2, 60, 0) for game in range(30)))
+    watched.see(
+        *(MemberFinished(game, 0, "done", -0.5, 2, 60, 0, stream="eval") for game in range(30))
+    )
     assert "  traj 30/min  " in watched.frame()[4]
 
 
@@ -450,7 +453,7 @@ def test_the_moment_can_be_told_to_another_process() -> None:
     heard.see(RunStarted(RUN, FOLDER, "blackjack", 50, "local", {"random": -0.39}))
     restore(heard.presenter.state, record, heard.clock.now)
     assert heard.frame()[1:] == told.frame()[1:]
-    told.see(PhaseStarted("evaluation"), GroupStarted(9, "s", 1, "base", 0))
+    told.see(PhaseStarted("evaluation"), GroupStarted(9, "s", 1, "base", 0, "eval"))
     told.presenter.stopping(Stopping(1, "SIGTERM", told.clock.now))
     record = json.loads(json.dumps(to_record(told.presenter.state, told.clock.now)))
     restore(heard.presenter.state, record, heard.clock.now)
@@ -460,7 +463,9 @@ def test_the_moment_can_be_told_to_another_process() -> None:
 def test_the_moment_tells_what_a_watcher_cannot_know_of_the_plan() -> None:
     """A game that waits for a place has begun, but is not busy."""
     told, heard = begun(Watched(140)), Watched(140, DisplayPlan("train blackjack", watched=True))
-    told.see(PhaseStarted("evaluation"), *(GroupStarted(n, "s", 1, "b", 0) for n in range(3591)))
+    told.see(
+        PhaseStarted("evaluation"), *(GroupStarted(n, "s", 1, "b", 0, "eval") for n in range(3591))
+    )
     record = json.loads(json.dumps(to_record(told.presenter.state, told.clock.now)))
     restore(heard.presenter.state, record, heard.clock.now)
     assert any(line.startswith("busy 64/64 ") for line in told.frame())
@@ -506,8 +511,8 @@ def test_an_evaluation_that_was_cut_off_is_told_beside_the_episodes() -> None:
     watched = Watched(None, DisplayPlan("train blackjack", games=500))
     watched.see(
         PhaseStarted("evaluation"),
-        *(GroupStarted(n, "s", 1, "base", 0) for n in range(2)),
-        GroupFinished(0, 1.0, "complete"),
+        *(GroupStarted(n, "s", 1, "base", 0, "eval") for n in range(2)),
+        GroupFinished(0, 1.0, "complete", "eval"),
         PhaseStarted("sampling", 0),
         PhaseStarted("shutdown"),
         RunFinished(RUN, FOLDER, "cancelled", "SIGINT", 0, 0, 0, None, None, None, {}),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtrl_cli.display.plan import DisplayPlan
-from mtrl_cli.display.state import Stopping
+from mtrl_cli.display.views import Stopping
 from mtrl_cli.rollout.events import MemberFinished
 from mtrl_cli.training.events import (
     Comparison,

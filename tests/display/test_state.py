@@ -16,6 +16,7 @@ from mtrl_cli.rollout.events import (
     TurnSampled,
 )
 from mtrl_cli.training.events import (
+    EVALUATION,
     Evaluated,
     EvaluationProgress,
     PhaseStarted,
@@ -58,6 +59,25 @@ def test_a_group_is_in_flight_until_it_finishes(state: RunState) -> None:
     assert state.finished_groups == []
 
 
+def test_groups_that_are_played_beside_an_evaluation_are_none_of_its_games(state: RunState) -> None:
+    """With a lag the next step's groups are played meanwhile; numbers are each stream's own."""
+    start(state, 7)
+    state.apply(PhaseStarted("evaluation"), 0.0)
+    start(state, 8)
+    state.apply(GroupStarted(7, "seed", 1, "base", 0, EVALUATION), 0.0)
+    state.apply(TurnSampled(7, 0, 0, 25, EVALUATION), 1.0)
+    state.apply(MemberFinished(7, 0, "done", -1.0, 2, 60, 0, stream=EVALUATION), 1.0)
+    finish(state, 8, 0, 1.0)
+    assert state.busy == 4 + 3 + 1
+    state.apply(GroupFinished(8, 1.0, "complete"), 2.0)
+    assert list(state.groups) == [7]
+    assert (state.groups[7].tokens, state.groups[7].done, state.episodes) == (0, 0, 1)
+    assert state.evaluation is not None
+    assert (state.evaluation.done, state.evaluation.mean) == (0, -1.0)
+    state.apply(GroupFinished(7, -1.0, "complete", EVALUATION), 2.0)
+    assert (list(state.groups), state.evaluation.done) == ([7], 1)
+
+
 def test_a_failed_member_is_not_done_and_its_refill_is(state: RunState) -> None:
     start(state, 1)
     finish(state, 1, 0, None, "sandbox gone")
@@ -76,9 +96,9 @@ def test_finished_groups_are_kept_for_a_rollout() -> None:
 def test_games_of_an_evaluation_are_counted_and_not_listed(state: RunState) -> None:
     state.apply(PhaseStarted("evaluation"), 0.0)
     for game in range(30):
-        start(state, game, size=1)
-        finish(state, game, 0, -1.0)
-        state.apply(GroupFinished(game, -1.0, "complete"), 1.0)
+        state.apply(GroupStarted(game, "seed", 1, "base", 0, EVALUATION), 0.0)
+        state.apply(MemberFinished(game, 0, "done", -1.0, 2, 60, 0, stream=EVALUATION), 1.0)
+        state.apply(GroupFinished(game, -1.0, "complete", EVALUATION), 1.0)
     assert state.groups == {}
     assert state.evaluation is not None
     assert (state.evaluation.label, state.evaluation.games) == ("before", 100)

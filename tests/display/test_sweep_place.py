@@ -53,11 +53,13 @@ def test_the_head_says_which_run_it_is_of(width: int) -> None:
     watched.see(PhaseStarted("sampling", 5))
     watched.clock.now += 10
     watched.see(StepFinished(6, 8, "u/step-000006", {"reward": 0.5}))
-    watched.see(PhaseStarted("evaluation"), *(GroupStarted(n, "s", 1, "u", 0) for n in range(6000)))
+    watched.see(
+        PhaseStarted("evaluation"), *(GroupStarted(n, "s", 1, "u", 0, "eval") for n in range(6000))
+    )
     for game in range(3500):
         watched.clock.now += 0.01
-        watched.see(MemberFinished(game, 0, "done", -0.5, 2, 60, 0))
-        watched.see(GroupFinished(game, -0.5, "complete"))
+        watched.see(MemberFinished(game, 0, "done", -0.5, 2, 60, 0, stream="eval"))
+        watched.see(GroupFinished(game, -0.5, "complete", "eval"))
     watched.frame()
     bar = watched.frame()[1]
     assert len(bar) <= width

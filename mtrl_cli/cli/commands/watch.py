@@ -14,9 +14,9 @@ from mtrl_cli.cli.running.signals import INTERRUPTED, give_terminal_back, leave,
 from mtrl_cli.display.keyboard import KEYBOARD
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.presenter import Presenter, presenter
-from mtrl_cli.display.state import GroupView
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import harmless
+from mtrl_cli.display.views import GroupView
 from mtrl_cli.runs.registry import RunRecord, find_run, read_run
 from mtrl_cli.training.events import RunFinished
 from mtrl_cli.training.telling.reading import Told, in_flight, story

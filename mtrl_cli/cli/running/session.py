@@ -20,10 +20,11 @@ from mtrl_cli.display.keyboard import KEYBOARD
 from mtrl_cli.display.plan import DisplayPlan
 from mtrl_cli.display.presenter import TICK, Presenter, presenter
 from mtrl_cli.display.snapshot import to_record
-from mtrl_cli.display.state import RunState, Stopping
+from mtrl_cli.display.state import RunState
 from mtrl_cli.display.summary import failure
 from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import harmless
+from mtrl_cli.display.views import Stopping
 from mtrl_cli.display.wrapping import laid_out
 from mtrl_cli.rollout.events import Observer
 from mtrl_cli.runs.stop import Stage, StopRequest

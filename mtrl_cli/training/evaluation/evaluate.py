@@ -22,6 +22,7 @@ from mtrl_cli.training.evaluation.games import (
     pass_rule,
     unplayable,
 )
+from mtrl_cli.training.events import EVALUATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def game_admissions(
     for index in range(plan.games):
         yield GroupAdmission(
             run=run,
-            stream="eval",
+            stream=EVALUATION,
             run_seed=plan.seed,
             group=index,
             size=1,
