@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol
 
 from mtrl_cli.envs.adapter import TaskAdapter
+from mtrl_cli.envs.misnamed import ActionRefusedError, misnamed
 from mtrl_cli.errors import UsageError
-from mtrl_cli.foreign import shown, text_of, told
+from mtrl_cli.foreign import shown, text_of, told, written_at
 from mtrl_cli.rollout.held import LARGEST_REWARD
 from mtrl_cli.rollout.ports import (
     EnvironmentFault,
@@ -32,7 +33,7 @@ from mtrl_cli.rollout.ports import (
     ToolCall,
     ToolError,
 )
-from mtrl_cli.rollout.task_fault import fields, own_code, place, text, traceback_of
+from mtrl_cli.rollout.task_fault import TaskFault, fields, own_code, place, text, traceback_of
 
 
 class SessionLost(InfrastructureFailure):
@@ -151,6 +152,8 @@ class TaskEnvironment:
         try:
             reply = await self._counted(self.session.step, self._action(call))
         except ToolError as refused:
+            if isinstance(refused, ActionRefusedError):
+                self._check_named(call, refused)
             raise ToolError(self._cut(str(refused))) from refused
         outcome = self._outcome(reply)
         return StepOutcome(outcome.text, self._counting(outcome), outcome.done)
@@ -167,6 +170,17 @@ class TaskEnvironment:
                     raise
                 refused = error
         raise refused
+
+    def _check_named(self, call: ToolCall, refused: ActionRefusedError) -> None:
+        """Raises: TaskFault: it is the task's own mistake, see `misnamed`."""
+        tools = getattr(self._adapter, "tools", ())
+        if told := misnamed(refused, call, tools):
+            where = written_at(self._adapter.action)
+            raise TaskFault(
+                f"{type(self._adapter).__name__}.action returned no action of {self._name}: "
+                f"{told}{where}",
+                traceback_of(refused),
+            ) from refused
 
     async def _counted(
         self, operation: "Callable[[Mapping[str, Any]], Any]", data: Mapping[str, Any]

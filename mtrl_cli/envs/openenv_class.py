@@ -1,12 +1,12 @@
 """What an OpenEnv ``Environment`` class says about itself, judged before it is used."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from types import CodeType
+from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
+from mtrl_cli.envs.misnamed import ActionRefusedError
 from mtrl_cli.errors import UsageError
-from mtrl_cli.rollout.ports import ToolError
+from mtrl_cli.foreign import written_at
 
 
 def check_class(entrypoint: str, environment_class: Any) -> None:
@@ -35,13 +35,13 @@ class ActionReader:
         self.action_class: Any = None if self._mcp else action_class(entrypoint, environment_class)
 
     def __call__(self, fields: Mapping[str, Any]) -> Any:
-        """Raises: ToolError: the action class does not take these values."""
+        """Raises: ActionRefusedError: the action class does not take these values."""
         from pydantic import ValidationError
 
         try:
             return self._class_for(fields)(**fields)
         except ValidationError as error:
-            raise ToolError(refusal(error.errors())) from error
+            raise ActionRefusedError(error.errors()) from error
 
     def _class_for(self, fields: Mapping[str, Any]) -> Any:
         if not self._mcp:
@@ -49,15 +49,6 @@ class ActionReader:
         from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
 
         return ListToolsAction if fields.get("type") == "list_tools" else CallToolAction
-
-
-def refusal(errors: Sequence[Mapping[str, Any]]) -> str:
-    """What the model is told of pydantic's findings about an action: the first of them."""
-    first: Mapping[str, Any] = errors[0] if errors else {}
-    place = first.get("loc")
-    where = ".".join(map(str, place)) if isinstance(place, list | tuple) else ""
-    message = first.get("msg", "it does not fit")
-    return f"The argument {where!r} is wrong: {message}" if where else f"It is wrong: {message}"
 
 
 def is_mcp(environment_class: Any) -> bool:
@@ -139,5 +130,4 @@ def written(environment_class: Any, operation: str) -> str:
     written in Python."""
     waits = is_async(environment_class, operation)
     own = async_method if waits else getattr
-    code = getattr(inspect.unwrap(own(environment_class, operation)), "__code__", None)
-    return f" ({code.co_filename}:{code.co_firstlineno})" if isinstance(code, CodeType) else ""
+    return written_at(own(environment_class, operation))

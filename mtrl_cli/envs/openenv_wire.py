@@ -30,9 +30,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mtrl_cli.envs.interface import Deadlines, OneClose, Reply, SessionLost, Usable
-from mtrl_cli.envs.openenv_class import refusal
+from mtrl_cli.envs.misnamed import ActionRefusedError
 from mtrl_cli.foreign import line, told
-from mtrl_cli.rollout.ports import EnvironmentFault, InfrastructureFailure, ToolError
+from mtrl_cli.rollout.ports import EnvironmentFault, InfrastructureFailure
 
 if TYPE_CHECKING:
     from aiohttp import ClientWebSocketResponse
@@ -135,15 +135,16 @@ class WireSession:
         return Reply(observation, content.get("reward"), content.get("done"))
 
     def _error(self, operation: str, frame: Mapping[str, Any]) -> NoReturn:
-        """Raises: ToolError, EnvironmentFault, ServerFull, SessionLost."""
+        """Raises: ActionRefusedError, EnvironmentFault, ServerFull, SessionLost."""
         code = _code(frame)
         if code == "VALIDATION_ERROR":
             listed = frame["data"].get("errors")
             found = listed if isinstance(listed, list) else ()
             errors = [error for error in found if isinstance(error, dict)]
+            refused = ActionRefusedError(errors)
             if operation == "step":
-                raise ToolError(refusal(errors))
-            raise EnvironmentFault(f"{self._name}: {operation} refused: {refusal(errors)}")
+                raise refused
+            raise EnvironmentFault(f"{self._name}: {operation} refused: {refused}")
         if code == "EXECUTION_ERROR":
             self._usable.end(f"{operation} failed in the environment")
             raise EnvironmentFault(f"{self._name}.{operation} raised {_message(frame)}")

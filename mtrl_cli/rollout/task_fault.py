@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from mtrl_cli.errors import MtrlError
-from mtrl_cli.foreign import shown, text_of, told
+from mtrl_cli.foreign import shown, text_of, told, written_at
 from mtrl_cli.rollout.ports import (
     ContextOverflow,
     EnvironmentFault,
@@ -236,7 +236,8 @@ def _wrong(value: object, wanted: str, where: str = "") -> WrongValueError:
 def _fault(owner: object, operation: str, error: BaseException) -> TaskFault:
     trace = traceback_of(error)
     if isinstance(error, WrongValueError):
-        return TaskFault(f"{type(owner).__name__}.{operation} returned {error}", trace)
+        where = written_at(getattr(owner, operation, None))
+        return TaskFault(f"{type(owner).__name__}.{operation} returned {error}{where}", trace)
     what = f"{told(error)}{place(type(owner), error)}"
     fault = TaskFault(f"{type(owner).__name__}.{operation} raised {what}", trace)
     fault.interrupts = isinstance(error, KeyboardInterrupt)

@@ -45,7 +45,7 @@ def load_object(entrypoint: str, what: str) -> Any:
     if found is None:
         names = [name for name, value in vars(module).items() if isinstance(value, type)]
         own = [name for name in names if getattr(module, name).__module__ == module.__name__]
-        close = difflib.get_close_matches(name, names, n=1)
+        close = difflib.get_close_matches(name, own or names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(own) or 'no class'}"
         raise UsageError(f"{what} {entrypoint!r}: {module_name} has no {name!r}; {hint}")
     return found

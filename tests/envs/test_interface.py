@@ -1,5 +1,6 @@
 """The rules that every backend's environments keep: the end, rewards, lengths, attribution."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -200,4 +201,6 @@ async def test_what_the_task_returns_by_mistake_is_its_fault(
     with pytest.raises(EnvironmentFault) as fault:
         await play()
     wanted = "a string" if method == "observation_text" else "a mapping of names"
-    assert str(fault.value) == f"Words.{method} returned {value!r} where {wanted} is needed"
+    told, place = str(fault.value).rsplit(" (", 1)
+    assert told == f"Words.{method} returned {value!r} where {wanted} is needed"
+    assert re.fullmatch(r".*test_interface\.py:\d+\)", place)

@@ -1,6 +1,7 @@
 """A harness that fails in any of its methods, in any way: a fault of its episode, and no more."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -139,7 +140,10 @@ async def test_what_it_returns_is_checked(method: str, value: Any, says: str) ->
     group, _ = await played(broken(method, returning(value)))
     (failed,) = group.failures
     assert failed.stop is Stop.ENV_FAILURE
-    assert failed.failure == f"Broken.{method} returned {says}"
+    assert failed.failure is not None
+    told, place = failed.failure.rsplit(" (", 1)
+    assert told == f"Broken.{method} returned {says}"
+    assert re.fullmatch(r".*test_harness_faults\.py:\d+\)", place)
 
 
 async def test_no_calls_at_all_are_an_answer() -> None:

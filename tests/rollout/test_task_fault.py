@@ -87,7 +87,8 @@ async def test_what_is_no_prompt_is_the_tasks_fault() -> None:
     (group,) = await rollout.run([admission(size=1)])
     assert group.failed == "env_failure"
     told = "Nothing.messages returned None where a list of messages is needed"
-    assert group.failures[0].failure == told
+    line = Nothing.messages.__code__.co_firstlineno
+    assert group.failures[0].failure == f"{told} ({__file__}:{line})"
 
 
 async def test_what_is_meant_to_end_the_run_ends_it() -> None:

@@ -85,6 +85,12 @@ def test_a_file_that_does_not_import(tmp_path: Path, text: str, message: str) ->
             load_class(f"{path}:A")
 
 
+def test_of_the_classes_in_a_file_those_that_it_defines_are_meant(tmp_path: Path) -> None:
+    text = "from openenv.core.env_server.interfaces import Environment\nclass PushEnv: ..."
+    with pytest.raises(UsageError, match="did you mean 'PushEnv'"):
+        load_class(f"{write(tmp_path, text)}:PushEnvironment")
+
+
 def test_a_task_gets_its_parameters() -> None:
     task = load_task("mtrl_cli.tasks.blackjack.task:Blackjack", "bj", -0.25, {})
     assert (task.name, task.unfinished_reward) == ("bj", -0.25)
