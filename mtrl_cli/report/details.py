@@ -22,7 +22,8 @@ _BROWSER = """<div class="browser">
 <label>Step <select name="step"></select></label>
 <label>Order <select name="order"><option value="group">group</option>
 <option value="best">best first</option><option value="worst">worst first</option></select></label>
-<span class="soft">group/member and reward; arrow keys go from one to the next</span></div>
+<span class="soft"><span class="what">group/member</span> and reward; arrow keys go from one to the
+next</span></div>
 <div class="list" role="group" aria-label="episodes"></div>
 <div class="episode"></div></div></div>"""
 
@@ -31,9 +32,20 @@ def first(run: RunFacts, chosen: Chosen) -> str:
     """Time and trajectories, which one asks for first."""
     sample, note = chosen.sample, chosen.note
     told = f'<p class="soft">{text(note)}</p>' if note else ""
-    shown = "" if sample is None else words.TRAJECTORIES if trains(run) else words.EPISODES
+    shown = "" if sample is None else _sampled(run, sample)
     return section("Time", "", _times(run) if run.steps else "") + section(
         "Trajectories", shown, _browser(sample), told
+    )
+
+
+def _sampled(run: RunFacts, sample: Sample) -> str:
+    if not sample.games:
+        return words.TRAJECTORIES if trains(run) else words.EPISODES
+    count = len({episode["group"] for episode in sample.episodes})
+    games = "1 game" if count == 1 else f"{count} games"
+    one, *others = dict.fromkeys(str(episode["policy"]) for episode in sample.episodes)
+    return (words.PAIRS if others else words.GAMES).format(
+        games=games, one=one, other=others[0] if others else ""
     )
 
 
@@ -118,7 +130,7 @@ def _attempts(run: RunFacts) -> str:
 def _browser(sample: Sample | None) -> str:
     if sample is None:
         return ""
-    shown = {"words": sample.words, "episodes": sample.episodes}
+    shown = {"words": sample.words, "episodes": sample.episodes, "games": sample.games}
     # In a script element only "<" can end or open anything; JSON may write it as an escape.
     data = json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return _BROWSER.replace("DATA", data, 1)

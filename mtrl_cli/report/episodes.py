@@ -2,7 +2,9 @@
 
 A few steps are chosen, evenly from the first to the last; of each the groups with the best, the
 worst and the most spread rewards; of each of these the best and the worst members. A rollout counts
-as one step. Of games that are played once each (an evaluation) some are chosen from worst to best.
+as one step. Of an evaluation some games are chosen, from the worst to the best: by their reward;
+where two policies are compared, by what the one has more than the other, in the games that both
+have ended.
 Advantages are not recorded: they are computed again from the rewards, by the run's own form (see
 `training.step.recorded`), and are those before token weights and without a KL term.
 
@@ -22,7 +24,8 @@ from mtrl_cli.display.text import harmless
 from mtrl_cli.display.words import outcome
 from mtrl_cli.errors import MtrlError
 from mtrl_cli.report.facts import RunFacts
-from mtrl_cli.report.played import played_records, trains
+from mtrl_cli.report.naming import told_apart
+from mtrl_cli.report.played import evaluates, played_records, trains
 from mtrl_cli.runs.shapes import read_episodes
 from mtrl_cli.runs.trajectories import trajectory_file
 from mtrl_cli.training.plan import TrainingPlan
@@ -30,7 +33,7 @@ from mtrl_cli.training.step.recorded import recorded_advantages, recorded_batch
 
 STEPS, MEMBERS = 6, 8
 GAMES = 24
-"""Games of an evaluation, each a group of one."""
+"""Games of an evaluation."""
 TOKENS, LONGEST = 200_000, 4000
 """Tokens of all trajectories on a page, and of one of them."""
 CHARACTERS, LONGEST_TEXT = 600_000, 4000
@@ -47,6 +50,8 @@ class Sample:
     words: Mapping[int, str]
     """Token → its text; a token without one is shown as its id."""
     episodes: Sequence[Mapping[str, Any]]
+    games: bool = False
+    """They are games of an evaluation, from the worst to the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class _Chosen:
     record: Mapping[str, Any]
     outcome: str
     advantage: float | None
+    policy: str | None = None
+    """Its name, where it is not one of the run's own steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,8 @@ def chosen_episodes(run: RunFacts, share: float = 1.0) -> Chosen:
                 chosen += _of_step(run, step, plan)
             except MtrlError as error:
                 lost.append(f"the trajectories of step {step} are left out: {error}")
+    elif evaluates(run):
+        chosen = _games(run)
     else:
         chosen = [_Chosen(0, record, "", None) for record in _chosen(played_records(run))]
     if not chosen:
@@ -96,7 +105,37 @@ def chosen_episodes(run: RunFacts, share: float = 1.0) -> Chosen:
     text = max(min(LONGEST_TEXT, int(CHARACTERS * share) // max(said, 1)), LEAST_TEXT)
     episodes = [_episode(one, tokens, text) for one in chosen]
     words = {token: _plain(read(token)) for episode in episodes for token in episode["ids"]}
-    return Chosen(Sample(words if read is not str else {}, episodes), note, lost)
+    return Chosen(Sample(words if read is not str else {}, episodes, evaluates(run)), note, lost)
+
+
+def _games(run: RunFacts) -> list[_Chosen]:
+    """Games of an evaluation; of two policies both games, that of the evaluated one first."""
+    games: dict[int, dict[str, Mapping[str, Any]]] = {}
+    policies = dict.fromkeys([str(run.state.get("policy"))])
+    for record in played_records(run):
+        policies[record["policy"]] = None
+        held = games.setdefault(record["group"], {})
+        if record["reward"] is not None or record["policy"] not in held:
+            held[record["policy"]] = record  # of several attempts the one that counts
+
+    def worth(game: int) -> tuple[float, ...]:
+        rewards = [games[game][policy]["reward"] for policy in policies if policy in games[game]]
+        return (rewards[0] - sum(rewards[1:]), rewards[0], game)
+
+    ended = {
+        game: len(held)
+        for game, held in games.items()
+        if all(record["reward"] is not None for record in held.values())
+    }
+    whole = [game for game, count in ended.items() if count == max(ended.values())]
+    shown = _spread(sorted(whole, key=worth), GAMES) or sorted(games)[:1]
+    named = told_apart(list(policies))
+    return [
+        _Chosen(0, games[game][policy], "", None, named[policy])
+        for game in shown
+        for policy in policies
+        if policy in games[game]
+    ]
 
 
 def _of_step(run: RunFacts, step: int, plan: TrainingPlan | None) -> list[_Chosen]:
@@ -163,8 +202,6 @@ def _chosen(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     else:
         means = {group: sum(r) / len(r) for group, r in scored.items()}
         by_mean = sorted(scored, key=lambda group: (means[group], group))
-        if all(len(rows) == 1 for rows in groups.values()):
-            return [groups[group][0] for group in sorted(_spread(by_mean, GAMES))]
         widest = max(scored, key=lambda group: (max(scored[group]) - min(scored[group]), -group))
         wanted = sorted({by_mean[0], by_mean[-1], widest})
     return [record for group in wanted for record in _members(groups[group])]
@@ -204,7 +241,7 @@ def _episode(chosen: _Chosen, tokens: int, text: int) -> dict[str, Any]:
         "member": record["member"],
         "refill": record["refill"],
         "task": _plain(record["task"]["id"]),
-        "policy": record["policy_step"],
+        "policy": chosen.policy or f"of step {record['policy_step']}",
         "outcome": chosen.outcome,
         "stop": record["stop"],
         "reward": record["reward"],

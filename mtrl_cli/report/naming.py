@@ -61,6 +61,17 @@ def names(runs: Sequence[RunFacts]) -> list[str]:
     return _called(runs, differing(runs))
 
 
+def told_apart(policies: Sequence[str]) -> dict[str, str]:
+    """A name for each policy, given as its URI: the last part of it, or as many as tell it from
+    the others."""
+    parts = [policy.rstrip("/").split("/") for policy in dict.fromkeys(policies)]
+    for last in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(each[-last:]) for each in parts]
+        if len(set(names)) == len(parts):
+            return dict(zip(dict.fromkeys(policies), names, strict=True))
+    return {policy: policy for policy in policies}
+
+
 def _called(runs: Sequence[RunFacts], keys: Sequence[str]) -> list[str]:
     told = [", ".join(f"{key}={run.settings.get(key, '–')}" for key in keys) for run in runs]
     if not keys or len(keys) > MOST_KEYS or any(len(name) > _LONGEST for name in told):

@@ -16,8 +16,8 @@ from mtrl_cli.report.episodes import Chosen
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import folded, legend, section, text
 from mtrl_cli.report.learning import learning_curve
-from mtrl_cli.report.naming import Setting, settings
-from mtrl_cli.report.played import played, trains
+from mtrl_cli.report.naming import Setting, settings, told_apart
+from mtrl_cli.report.played import evaluates, played, trains
 from mtrl_cli.report.svg import draw, swatch
 from mtrl_cli.report.units import duration, share, with_error
 
@@ -32,7 +32,7 @@ def page(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> str:
     Args:
         chosen: the trajectories of each run to show.
     """
-    title = f"{runs[0].state.get('experiment', '?')} {runs[0].id}"
+    title = f"{_heading(runs[0])} {runs[0].id}"
     if len(runs) > 1:
         title = f"{len(runs)} runs: " + ", ".join(run.id for run in runs)
     body = "".join(_one(runs[0], chosen[0]) if len(runs) == 1 else _several(runs, chosen))
@@ -56,7 +56,7 @@ def _one(run: RunFacts, chosen: Chosen) -> Iterator[str]:
         told.append(str(state["reason"]))
     told += _trained_with(run)
     keys = _keys(run) if trains(run) else _keys_of_played(run)
-    yield _head(str(state.get("experiment", "?")), told, keys)
+    yield _head(_heading(run), told, keys)
     yield _lacking([run], [chosen])
     alone = settings([run])
     yield _learning(alone)
@@ -64,6 +64,19 @@ def _one(run: RunFacts, chosen: Chosen) -> Iterator[str]:
     yield details.first(run, chosen)
     yield _over_the_steps(alone)
     yield details.last(run)
+
+
+def _heading(run: RunFacts) -> str:
+    """What is played, and of a run that trains nothing what it does with which policy."""
+    experiment = str(run.state.get("experiment", "?"))
+    if trains(run):
+        return experiment
+    if not evaluates(run):
+        return f"Rollout, {experiment}"
+    held = (run.evaluation(label) for label in ("eval", "rival"))
+    policies = [str(found.get("policy", "?")) for found in held if found is not None]
+    names = told_apart(policies or [str(run.state.get("policy", "?"))]).values()
+    return f"Evaluation of {' against '.join(names)}, {experiment}"
 
 
 def _several(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> Iterator[str]:

@@ -23,6 +23,11 @@ def trains(run: RunFacts) -> bool:
     return bool(run.state.get("kind", "train") == "train")
 
 
+def evaluates(run: RunFacts) -> bool:
+    """Whether it is an evaluation of its own (`mtrl eval`)."""
+    return run.state.get("kind") == "eval"
+
+
 def played_records(run: RunFacts) -> Iterator[Mapping[str, Any]]:
     """The episodes of a run that trains nothing, in the order of its files."""
     for file in trajectory_files(run.record.path):

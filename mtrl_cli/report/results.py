@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mtrl_cli.display.text import policy_name
 from mtrl_cli.report.charts import wall
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import table
-from mtrl_cli.report.naming import Setting, differing, names
+from mtrl_cli.report.naming import Setting, differing, names, told_apart
 from mtrl_cli.report.units import duration, interval, share, with_error
 from mtrl_cli.training.evaluation.statistics import mean_of
 
@@ -143,10 +142,13 @@ def evaluations(runs: Sequence[RunFacts]) -> str:
 
 def _held(run: RunFacts) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The evaluations of a run, by their moment; those of ``mtrl eval`` by their policy."""
-    for label in ("before", "after", "rival", "eval"):
+    for label in ("before", "after"):
         if (found := run.evaluation(label)) is not None:
-            training = label in ("before", "after")
-            yield label if training else policy_name(str(found.get("policy", "?"))), found
+            yield label, found
+    held = [run.evaluation(label) for label in ("rival", "eval")]
+    named = told_apart([str(found.get("policy", "?")) for found in held if found is not None])
+    for found, name in zip(filter(None, held), named.values(), strict=True):
+        yield name, found
 
 
 def _evaluation(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 "use strict";
 for (const browser of document.querySelectorAll(".browser")) {
-  const { words, episodes } = JSON.parse(browser.querySelector("script").textContent);
+  const { words, episodes, games } = JSON.parse(browser.querySelector("script").textContent);
   const steps = browser.querySelector("[name=step]"), order = browser.querySelector("[name=order]");
   const list = browser.querySelector(".list"), place = browser.querySelector(".episode");
   const make = (tag, text, kind) => {
@@ -86,9 +86,10 @@ for (const browser of document.querySelectorAll(".browser")) {
       other.tabIndex = other === button ? 0 : -1;
     }
     const length = episode.ids.length + episode.gap[1] - episode.gap[0];
-    const head = make("h3", (episode.step ? `Step ${episode.step}, group ` : "Group ") + `${episode.group}, member ${episode.member}` +
+    const head = make("h3", games ? `Game ${episode.group}` + (pairs ? ` of ${episode.policy}` : "") :
+      (episode.step ? `Step ${episode.step}, group ` : "Group ") + `${episode.group}, member ${episode.member}` +
       (episode.refill ? `, refill ${episode.refill}` : ""));
-    const facts = make("p", `${episode.task} · policy of step ${episode.policy} · ` +
+    const facts = make("p", `${episode.task} · policy ${episode.policy} · ` +
       (episode.outcome ? `group: ${episode.outcome} · ` : "") + `ended by ${episode.stop}` +
       ` · reward ${told(episode.reward)}` + (episode.advantage === null ? "" : ` · advantage ${signed(episode.advantage)}`) +
       ` · ${count(episode.sampled)} of ${count(length)} tokens sampled`, "soft");
@@ -97,18 +98,23 @@ for (const browser of document.querySelectorAll(".browser")) {
     place.append(...tokensOf(episode), ...episode.turns.map(turnOf));
   };
 
+  // The games of an evaluation come from the worst to the best; of two policies they stay in pairs.
+  const ranks = [...new Set(episodes.map(episode => episode.group))];
+  const pairs = games && episodes.length > ranks.length;
   const fill = () => {
     const chosen = episodes.filter(episode => String(episode.step) === steps.value);
-    const worth = episode => episode.reward === null ? -Infinity : episode.reward;
+    const worth = episode => games ? ranks.indexOf(episode.group) : episode.reward === null ? -Infinity : episode.reward;
+    if (games && order.value === "group") chosen.sort((a, b) => a.group - b.group);
     if (order.value === "best") chosen.sort((a, b) => worth(b) - worth(a));
     if (order.value === "worst") chosen.sort((a, b) => worth(a) - worth(b));
     list.replaceChildren();
-    const rows = order.value === "group" && chosen.some(episode => episode.member > 0);
+    const rows = pairs || order.value === "group" && chosen.some(episode => episode.member > 0);
     let row, group;
     for (const episode of chosen) {
       if (!row || (rows && episode.group !== group)) list.append(row = make("div"));
       group = episode.group;
-      const button = make("button", `${episode.group}/${episode.member} · ${signed(episode.reward)}`);
+      const button = make("button", (games ? episode.group + (pairs ? ` · ${episode.policy}` : "") : `${episode.group}/${episode.member}`) +
+        ` · ${signed(episode.reward)}`);
       button.addEventListener("click", () => show(episode, button));
       row.append(button);
     }
@@ -117,7 +123,7 @@ for (const browser of document.querySelectorAll(".browser")) {
       return Math.max(...rewards) - Math.min(...rewards);
     };
     let first = 0;  // of the group with the most spread rewards, which has the most to tell
-    if (rows) chosen.forEach((episode, at) => {
+    if (rows && !games) chosen.forEach((episode, at) => {
       if (spread(episode.group) > spread(chosen[first].group)) first = at;
     });
     if (chosen.length) show(chosen[first], list.querySelectorAll("button")[first]);
@@ -134,6 +140,12 @@ for (const browser of document.querySelectorAll(".browser")) {
   for (const step of new Set(episodes.map(episode => episode.step)))
     steps.append(make("option", step));
   steps.selectedIndex = steps.options.length - 1;
+  if (games) {
+    order.value = "worst";
+    order.options[0].textContent = "number of the game";
+    browser.querySelector(".what").textContent = pairs ? "game, policy" : "game";
+    if (pairs) list.classList.add("pairs");
+  }
   steps.addEventListener("change", fill);
   order.addEventListener("change", fill);
   browser.querySelector(".needs-script").hidden = false;

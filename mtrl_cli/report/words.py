@@ -14,7 +14,15 @@ TRAJECTORIES = (
     " again from the recorded rewards, before token weights and without a KL term."
 )
 EPISODES = (
-    "A sample: the groups with the best, the worst and the most spread rewards; of games that are"
-    " played once each, some from worst to best. Underlined tokens were sampled (mask 1); the"
-    " darker, the less likely."
+    "A sample: the groups with the best, the worst and the most spread rewards. Underlined tokens"
+    " were sampled (mask 1); the darker, the less likely."
+)
+GAMES = (
+    "A sample: {games}, from the worst to the best of all. Underlined tokens were sampled (mask 1);"
+    " the darker, the less likely."
+)
+PAIRS = (
+    "A sample: {games}, each as both policies played it, from those in which {one} did worst"
+    " against {other} to those in which it did best; a game that one of them failed is not among"
+    " them. Underlined tokens were sampled (mask 1); the darker, the less likely."
 )

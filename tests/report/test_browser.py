@@ -1,5 +1,6 @@
 """The report in a real browser. Needs: apt-get install chromium"""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.folder import RUN, lengthen, make_run
+from tests.report.test_played import make_pairs
 from tests.report.test_report import HOSTILE, report
 
 pytestmark = pytest.mark.peer
@@ -90,3 +92,16 @@ def test_what_is_left_out_of_a_long_trajectory_is_told(tmp_path: Path) -> None:
     assert "49,998 of 50,000 tokens sampled" in dom
     assert dom.count('class="sampled') + dom.count('class="prompt') == 4000
     assert "… 5,000 characters …" in dom
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+def test_games_of_two_policies_stand_in_pairs(tmp_path: Path) -> None:
+    make_pairs(tmp_path)
+    report(tmp_path, RUN)
+    dom = opened(tmp_path / "out.html", tmp_path / "profile")
+    rows = re.findall(r"<div>((?:<button[^>]*>[^<]*</button>)+)</div>", dom)
+    buttons = [re.findall(r">([^<]+)</button>", row) for row in rows]
+    assert len(buttons) == 24
+    assert buttons[0] == ["29 · R1/a1/step-000150 · 0", "29 · R2/a1/step-000150 · +1"]
+    assert buttons[-1] == ["0 · R1/a1/step-000150 · +1", "0 · R2/a1/step-000150 · 0"]
+    assert "<h3>Game 29 of R1/a1/step-000150</h3>" in dom

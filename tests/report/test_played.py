@@ -48,3 +48,52 @@ def test_of_an_evaluation_some_games_are_shown_from_worst_to_best(tmp_path: Path
     shown = [episode["group"] for episode in page.episodes]
     assert len(shown) == 24
     assert (shown[0], shown[-1]) == (0, 99)
+
+
+def test_an_evaluation_names_its_policy(tmp_path: Path) -> None:
+    found = {"mean": -0.5, "se": 0.0625, "games": 8, "policy": "tinker://m/w/RUN/a1/step-000150"}
+    make_played(tmp_path, "eval", "eval-0001.jsonl.gz", evaluation={"eval": found})
+    page = report(tmp_path, RUN)
+    assert page.text.startswith(f"Evaluation of step-000150, blackjack {RUN}")
+
+
+def make_pairs(runs: Path) -> None:
+    """30 games: in game g the policy has 1 − g/29 and the other one has g/29, so that it does best
+    in game 0 and worst in game 29; the other one failed game 7 once, and game 8 for good."""
+    one, other = "tinker://m/w/R1/a1/step-000150", "tinker://m/w/R2/a1/step-000150"
+    figures = {"mean": 0.5, "se": 0.1, "games": 30}
+    held = {"eval": {**figures, "policy": one}, "rival": {**figures, "policy": other}}
+    path = make_played(runs, "eval", "eval-0001.jsonl.gz", evaluation=held, policy=one)
+    file = path / "trajectories/eval-0001.jsonl.gz"
+    record, *_ = read_trajectories(file)
+    record["member"] = 0
+
+    def played(game: int, policy: str, reward: float | None, refill: int = 0) -> dict[str, Any]:
+        failure = "lost" if reward is None else None
+        told = {"group": game, "policy": policy, "reward": reward, "refill": refill}
+        return {**record, **told, "failure": failure}
+
+    lines = [played(7, other, None)]
+    for game in range(30):
+        theirs = None if game == 8 else game / 29
+        lines.append(played(game, other, theirs, refill=int(game == 7)))
+        lines.append(played(game, one, 1 - game / 29))
+    with gzip.open(file, "wb") as out:
+        for line in lines:
+            out.write(sealed(json.dumps(line, separators=(",", ":"))))
+
+
+def test_of_two_policies_the_same_games_are_shown_side_by_side(tmp_path: Path) -> None:
+    make_pairs(tmp_path)
+    page = report(tmp_path, RUN)
+    names = ["R1/a1/step-000150", "R2/a1/step-000150"]
+    assert f"Evaluation of {names[0]} against {names[1]}, blackjack" in page.text
+    games = [episode["group"] for episode in page.episodes]
+    assert games[::2] == games[1::2]
+    assert len(set(games)) == 24
+    assert games[::2] == sorted(games[::2], reverse=True)
+    assert (games[0], games[-1]) == (29, 0)
+    assert 8 not in games
+    assert [episode["policy"] for episode in page.episodes] == names * 24
+    assert None not in [episode["reward"] for episode in page.episodes]
+    assert [row[0] for row in page.rows("evaluation")[1:]] == names[::-1]
