@@ -20,6 +20,9 @@ _OF_EVAL = ("eval", "rival")
 """Labels of ``mtrl eval``: the policy that was asked for, and the one that it is compared with."""
 
 
+_HARDLY = 0.01
+"""The share of an evaluation's games up to which failed ones are not worth a note."""
+
 _ANEW = "at the beginning: no later step has a training state (train.checkpoint_every)"
 
 
@@ -68,6 +71,23 @@ def games_of(result: Evaluated) -> str:
     """How many games its figures are of, and how many were left out."""
     left = f" ({result.failed:,} failed)" if result.failed else ""
     return counted(result.games, "game") + left
+
+
+def left_out(games: Sequence[tuple[str, int, int]]) -> str | None:
+    """What to say beside figures from which games are left out because they failed; None where
+    these are hardly any.
+
+    Args:
+        games: of each evaluation what it is called, how many of its games failed, and how many
+            have a reward.
+    """
+    if all(failed <= _HARDLY * (failed + scored) for _, failed, scored in games):
+        return None
+    each = (f"{name} {failed:,} of {failed + scored:,}".strip() for name, failed, scored in games)
+    return (
+        f"games that failed are left out: {', '.join(each)}; a policy that fails where it would"
+        " have lost looks better than it is: mend what failed, then evaluate again"
+    )
 
 
 def evaluation_name(label: str, policy: str) -> str:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mtrl_cli.display.lines import Redact, counted, games_of, interval, with_error
+from mtrl_cli.display.lines import Redact, counted, games_of, interval, left_out, with_error
 from mtrl_cli.display.state import RunState
 from mtrl_cli.display.text import (
     clock,
@@ -246,6 +246,7 @@ def _reward(state: RunState, before: Evaluated | None, after: Evaluated | None) 
     )
     if paired is not None:
         yield Fact("paired", _paired(paired))
+    yield from _left_out(held)
     yield from _known(state)
     shares = [f"{result.invalid_call_share:.1%}" for result in (before, after) if result]
     yield Fact("", f"invalid tool calls {' → '.join(shares)}")
@@ -274,11 +275,21 @@ def _evaluated(result: Evaluated, rival: Evaluated | None) -> Iterator[Fact]:
     yield Fact("", f"invalid tool calls {result.invalid_call_share:.1%}")
     if result.failed:
         yield Fact("", f"{result.failed:,} games left out: they failed, after their refills")
+    both = [("", result)]
     if rival is not None:
         name = harmless(policy_name(rival.policy))
         yield Fact("against", f"{name}: {with_error(rival.mean, rival.se)}, {games_of(rival)}")
+        both = [(harmless(policy_name(result.policy)), result), (name, rival)]
     if result.versus is not None:
         yield Fact("paired", _paired(result.versus))
+    yield from _left_out(both)
+
+
+def _left_out(played: Sequence[tuple[str, Evaluated]]) -> Iterator[Fact]:
+    """What the figures above do not hold."""
+    told = left_out([(name, one.failed, one.games) for name, one in played])
+    if told is not None:
+        yield Fact("NOTE", told)
 
 
 def _paired(versus: Comparison) -> str:

@@ -54,6 +54,9 @@ NAN = [f"Env{n} returned the reward nan" for n in range(5)]
         (0, (), None),
         (10, (), None),
         (11, NAN, None),
+        (20, ["lost"], None),
+        (20, ["lost", "lost"], "2 of 20 episodes of step 1 failed, all alike: lost"),
+        (51, NAN, None),
         (10, NAN, "5 of 10 episodes of step 1 failed, all alike: Env0 returned the reward nan"),
         (9, [*NAN, "lost"],
          "6 of 9 episodes of step 1 failed, 5 of them alike: Env0 returned the reward nan"),
@@ -62,7 +65,7 @@ NAN = [f"Env{n} returned the reward nan" for n in range(5)]
         (5, NAN, None),  # the run ends with the reason
     ],
 )  # fmt: skip
-def test_most_episodes_of_a_batch_failed(
+def test_many_episodes_of_a_batch_failed(
     played: int, reasons: Sequence[str], says: str | None
 ) -> None:
     assert Losses(played, reasons).told("step 1") == says

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from mtrl_cli.display.lines import left_out
 from mtrl_cli.display.live import LivePresenter
 from mtrl_cli.display.panels import sparkline
 from mtrl_cli.display.plain import PlainPresenter
@@ -351,6 +352,36 @@ def test_games_that_failed_are_told_beside_the_mean() -> None:
         "reward     before -1.000 ± 0.000 (16 failed) → after -0.500 ± 0.100 (+0.500)"
         " (± standard error, 34 and 50 games)" in watched.text
     )
+    assert (
+        "NOTE       games that failed are left out: before 16 of 50, after 0 of 50; a policy that"
+        " fails where it would have lost looks better than it is" in watched.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (0, 0, None),
+        (5, 5, None),  # 1 % of 500
+        (5, 6, "before 5 of 500, after 6 of 500;"),
+        (0, 78, "before 0 of 500, after 78 of 500;"),
+    ],
+)
+def test_a_gain_from_which_games_are_left_out_is_noted(
+    before: int, after: int, says: str | None
+) -> None:
+    told = left_out([("before", before, 500 - before), ("after", after, 500 - after)])
+    assert (told is None) if says is None else (told is not None and says in told)
+
+
+def test_what_an_evaluation_leaves_out_is_noted_with_both_policies() -> None:
+    watched = begun(Watched(None))
+    rival = Evaluated("rival", "u/base", -1.0, 0.0, 34, 0.0, failed=16)
+    games = Evaluated("eval", "u/step-000003", -0.5, 0.1, 50, 0.0, temperature=1.0)
+    ended = RunFinished(RUN, FOLDER, "finished", None, 0, 84, 5000, None, rival, None, {})
+    watched.see(replace(ended, evaluated=games))
+    watched.presenter.close()
+    assert "left out: step-000003 0 of 50, base 16 of 50; a policy" in watched.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is told of whole batches: that most of it failed, and that nothing could be learned."""
+"""What is told of whole batches: that many of it failed, and that nothing could be learned."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,6 +57,24 @@ def test_an_evaluation_is_named(label: str, name: str) -> None:
     batch.evaluated([silent(24)], TOOLS, label)
     assert told == [
         f"24 of 48 episodes of the evaluation {name} failed, all alike: the reward is nan"
+    ]
+
+
+def test_many_failures_are_told_once_of_steps_and_once_of_evaluations() -> None:
+    batch, told = batches()
+    batch.evaluated([silent(2)], TOOLS, "before")
+    batch.stepped(4, [silent(3)], TOOLS, {})
+    batch.stepped(5, [silent(9)], TOOLS, {})
+    batch.evaluated([silent(8)], TOOLS, "step 5")
+    batch.stepped(6, [silent(24)], TOOLS, {})
+    batch.stepped(7, [silent(4)], TOOLS, {})
+    batch.stepped(8, [silent(30)], TOOLS, {})
+    batch.evaluated([silent(7)], TOOLS, "after")
+    lost = [line.partition(" failed")[0] for line in told if "failed" in line]
+    assert lost == [
+        "3 of 27 episodes of step 4",
+        "8 of 32 episodes of the evaluation of step 5",
+        "24 of 48 episodes of step 6",  # most of them: worse than what was told
     ]
 
 

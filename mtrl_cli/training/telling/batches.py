@@ -1,6 +1,7 @@
 """What a person is told of whole batches of episodes, a step's or an evaluation's: each thing once.
 
-- Half of the episodes or more have failed, and why most of them did.
+- Many of the episodes have failed, and why most of them did: once of the steps and once of the
+  evaluations, as a policy may learn to fail; and again when half or more do.
 - Hardly a turn ends in a call that could be executed (`calling`); not judged of a batch most of
   which failed, as the rest of it are episodes of an odd kind.
 - The first steps had no group whose rewards differ, so nothing is learned from.
@@ -32,7 +33,8 @@ class Batches:
         self._more = more
         self._calling = Calling(tell, server.renderer, embedded=_embedded(server))
         self._losses = Losses()
-        self._told_losses = False
+        self._told_losses: set[tuple[bool, bool]] = set()
+        """Of evaluations, and that most have failed."""
         self._steps = 0
         self._outcomes: Counter[str] = Counter()
 
@@ -42,11 +44,12 @@ class Batches:
         self._calling.gathered(groups, tools)
 
     def ended(self, name: str, tools: Sequence[ToolSpec], *, saved: bool = True) -> None:
-        """The batch ``name`` is whole, and its episodes are ``saved`` in the run's folder."""
+        """The batch ``name`` is whole, and its episodes are ``saved`` in the run's folder: those
+        of a training run's evaluations are not."""
         losses, self._losses = self._losses, Losses()
-        told = losses.told(name)
-        if told is not None and not self._told_losses:
-            self._told_losses = True
+        told, of = losses.told(name), not saved
+        if told is not None and not self._told_losses & {(of, True), (of, losses.most)}:
+            self._told_losses.add((of, losses.most))
             self._tell(told)
         if losses.most:
             self._calling.forget()

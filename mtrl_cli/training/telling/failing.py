@@ -1,5 +1,5 @@
 """Failed episodes, as they are told while a run goes on: the first of each kind, with its reason;
-and once a run, that most of a batch have failed.
+and that many of a batch have, as what has no reward is no part of what is learned or measured.
 
 A kind is a reason without its numbers: a thousand lost connections are told once.
 """
@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterable
 from mtrl_cli.rollout.events import MemberFinished
 from mtrl_cli.rollout.group import Group
 
+ENOUGH = 20
+"""Episodes of a batch of which a share below half is told."""
+SHARE = 0.1
+"""Of these: from here on it is told how many have failed."""
 KINDS = 8
 """Kinds that are told; who has more has seen enough of them."""
 
@@ -59,11 +63,16 @@ class Losses:
         """Half of the episodes or more have failed."""
         return 0 < self.played <= 2 * self._kinds.total()
 
+    @property
+    def many(self) -> bool:
+        """So many have failed that what remains is no fair sample."""
+        return self.most or (self.played >= ENOUGH and self._kinds.total() >= SHARE * self.played)
+
     def told(self, batch: str) -> str | None:
-        """One line about them, where most of ``batch`` failed; None where all did, as the run then
+        """One line about them, where many of ``batch`` failed; None where all did, as the run then
         ends with the reason."""
         failed = self._kinds.total()
-        if not self.most or failed == self.played:
+        if not self.many or failed == self.played:
             return None
         kind, alike = self._kinds.most_common(1)[0]
         how = "" if failed == 1 else ", all alike" if alike == failed else ", none alike, such as"
