@@ -59,12 +59,14 @@ class ExperimentCommand(OverridesCommand):
 
 
 def _as_override(option: str, arguments: list[str]) -> str | None:
-    """``--conf NAME`` and ``--train.steps=3`` as they are to be written; None for other options."""
-    from mtrl_cli.config.keys import known
+    """``--conf NAME``, ``--train.steps=3`` and ``--steps 3`` as they are to be written; None for
+    other options."""
+    from mtrl_cli.config.keys import keys_named, known
     from mtrl_cli.config.secrets import is_secret
 
-    key = option.lstrip("-")
-    if not key or not (key == "conf" or known(key)):
+    name = option.lstrip("-").replace("-", "_")
+    keys = [name] if name == "conf" or (name and known(name)) else keys_named(name)
+    if not keys:
         return None
     value = ""
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
@@ -72,7 +74,7 @@ def _as_override(option: str, arguments: list[str]) -> str | None:
             value = argument.partition("=")[2]
         elif argument == option and not after.startswith("-"):
             value = after
-    return f"{key}={'VALUE' if not value or is_secret(key) else value}"
+    return " or ".join(f"{key}={'VALUE' if not value or is_secret(key) else value}" for key in keys)
 
 
 def _listing(width: int) -> str:

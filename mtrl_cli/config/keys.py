@@ -73,6 +73,11 @@ def _initials(name: str) -> str:
     return "".join(part[0] for part in name.split("_") if part)
 
 
+def keys_named(name: str) -> list[str]:
+    """The keys whose last word is ``name``."""
+    return [key for key, kind in schema_keys().items() if kind != "section" and _last(key) == name]
+
+
 def key_meant(key: str, as_written: str = "") -> str | None:
     """What to write instead of a ``key`` that the schema does not have, as a hint.
 
@@ -81,7 +86,7 @@ def key_meant(key: str, as_written: str = "") -> str | None:
     """
     keys = schema_keys()
     section, _, name = key.rpartition(".")
-    alike = [one for one, kind in keys.items() if kind != "section" and _last(one) == name]
+    alike = keys_named(name)
     known_section = keys.get(section) == "section"
     if alike and (known_section or (not section and len(alike) > 1)):
         return f"of that name there {'is' if len(alike) == 1 else 'are'} {', '.join(alike)}"

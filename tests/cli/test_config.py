@@ -78,6 +78,20 @@ def test_show_of_a_section_or_a_key_shows_only_that() -> None:
             f"train --server.api_key={SECRET}",
             "No such option: --server.api_key; write server.api_key=VALUE",
         ),
+        ("train --steps 5", "No such option: --steps; write train.steps=5"),
+        (
+            "config show --learning-rate=1e-4",
+            "No such option: --learning-rate; write train.learning_rate=1e-4",
+        ),
+        (
+            "doctor --kind local",
+            "No such option: --kind; write server.kind=local or env.kind=local",
+        ),
+        (
+            f"rollout --api-key {SECRET}",
+            "No such option: --api-key; write server.api_key=VALUE or env.api_key=VALUE or"
+            " env.e2b.api_key=VALUE",
+        ),
         ("train --jsn", "No such option: --jsn (Possible options: --json)"),
     ],
 )
