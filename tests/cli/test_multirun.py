@@ -1,6 +1,7 @@
 """`--multirun`: every combination one by one, a comparison at the end."""
 
 import json
+import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from statistics import stdev
 import pytest
 
 from mtrl_cli.cli.running.comparison import Result, compare
+from mtrl_cli.config.sweep import combinations
 from mtrl_cli.training.events import Evaluated, RunFinished
 from tests.cli.processes import Running, mtrl
 
@@ -63,7 +65,8 @@ def test_nothing_begins_when_one_cannot_be_run(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_settles_the_running_one_and_starts_none(tmp_path: Path) -> None:
-    run = Running("train", "-m", "seed=1,2,3", cwd=tmp_path, fake="drain").ready()
+    typed = ("train", "-m", "seed=1,2,3", "name=a b")
+    run = Running(*typed, cwd=tmp_path, fake="drain").ready()
     run.signal(signal.SIGINT)
     code, out, err = run.end()
     assert code == 130
@@ -71,8 +74,36 @@ def test_ctrl_c_settles_the_running_one_and_starts_none(tmp_path: Path) -> None:
     row, left, rest = out.splitlines()[-3:]
     assert row.split()[:2] == ["1", "cancelled"]
     assert left == "not begun: seed=2; seed=3"
-    assert rest == "to run the rest, type the command again with seed=2,3"
+    assert rest == "the rest   mtrl train -m seed=2,3 'name=a b'"
     assert "READY" not in err
+
+
+def test_what_was_not_begun_is_run_by_commands_that_can_be_pasted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    typed = ["train", "-m", "seed=1,2,3", "+task.params.n=range(0,2)", "env=echo", "group.size=4,8"]
+    runs = [varied for varied, _ in combinations(typed[2:])]
+    told = {}
+    for begun in (1, 3, 4, 11):
+        compare([], runs[begun:], str, typed)
+        lines = capsys.readouterr().out.splitlines()
+        told[begun] = [line[11:] for line in lines if "mtrl train" in line]
+        again = [varied for line in told[begun] for varied in _runs_of(line)]
+        assert again == runs[begun:]
+    assert told[11] == ["mtrl train -m seed=3 +task.params.n=1 env=echo group.size=8"]
+    assert told[4] == ["mtrl train -m seed=2,3 +task.params.n=0,1 env=echo group.size=4,8"]
+    assert told[1] == [
+        "mtrl train -m seed=1 +task.params.n=0 env=echo group.size=8",
+        "mtrl train -m seed=1 +task.params.n=1 env=echo group.size=4,8",
+        "mtrl train -m seed=2,3 +task.params.n=0,1 env=echo group.size=4,8",
+    ]
+
+
+def _runs_of(command: str) -> list[dict[str, str]]:
+    """What its runs have of their own, and what they share."""
+    given = [one.lstrip("+") for one in shlex.split(command)[3:]]
+    runs = [dict(one.split("=") for one in chosen) for _, chosen in combinations(given)]
+    return [{key: value for key, value in run.items() if key != "env"} for run in runs]
 
 
 def test_json_ends_with_all_results(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a sweep says at its end: its runs side by side, and the means over their seeds."""
 
+import math
 import shlex
 import sys
 import time
@@ -47,8 +48,10 @@ Varied = Mapping[str, str]
 """What a run of a sweep has of its own: values by key."""
 
 
-def compare(results: Sequence[Result], left: Sequence[Varied], redact: Redact) -> None:
-    """Show the comparison; ``left``: the runs that were not begun."""
+def compare(
+    results: Sequence[Result], left: Sequence[Varied], redact: Redact, typed: Sequence[str] = ()
+) -> None:
+    """Show the comparison; ``left``: the runs that were not begun, of what was ``typed``."""
     screen = Screen(sys.stdout)
     screen.line()
     width = columns()
@@ -61,8 +64,10 @@ def compare(results: Sequence[Result], left: Sequence[Varied], redact: Redact) -
         screen.prose(harmless(redact(line)))
     for line in laid_out(_report(results), width, redact):
         screen.line(line)
-    for line in _not_begun(left):
-        screen.prose(redact(line))
+    if left:
+        screen.prose(redact(_not_begun(left)))
+    for line in laid_out(_the_rest(left, typed), width, redact):
+        screen.line(line)
 
 
 def compare_as_event(results: Sequence[Result], left: int, redact: Redact, to: TextIO) -> None:
@@ -73,17 +78,36 @@ def compare_as_event(results: Sequence[Result], left: int, redact: Redact, to: T
     Screen(to).line(event_line("multirun_finished", facts, time.time(), redact))
 
 
-def _not_begun(left: Sequence[Varied]) -> Iterator[str]:
-    """Which runs a signal has kept from beginning, and how they are run after all."""
-    if not left:
-        return
+def _not_begun(left: Sequence[Varied]) -> str:
+    """Which runs a signal has kept from beginning."""
     more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-    yield harmless(f"not begun: {'; '.join(map(named, left[:_NAMED]))}{more}")
-    keys = list(left[0])
-    if len(keys) == 1:
-        values = ",".join(varied[keys[0]] for varied in left)
-        given = shlex.quote(f"{keys[0]}={values}")
-        yield harmless(f"to run the rest, type the command again with {given}")
+    return harmless(f"not begun: {'; '.join(map(named, left[:_NAMED]))}{more}")
+
+
+def _the_rest(left: Sequence[Varied], typed: Sequence[str]) -> Iterator[Fact]:
+    """The commands that run them after all: what was typed, with the values that are left."""
+    sweeps = list(_products(left, list(left[0]))) if left else []
+    for number, values in enumerate(sweeps):
+        arguments = ["mtrl"]
+        for argument in typed:
+            key, _, value = argument.partition("=")
+            rest = values.get(key.lstrip("+")) if value else None
+            arguments.append(f"{key}={','.join(rest)}" if rest else argument)
+        command = harmless(" ".join(map(shlex.quote, arguments)))
+        yield Fact("" if number else "the rest", command, copied=True)
+
+
+def _products(left: Sequence[Varied], keys: Sequence[str]) -> Iterator[dict[str, list[str]]]:
+    """``left``, the last runs of a sweep over ``keys``, as whole sweeps in the same order: values
+    by key."""
+    values = {key: list(dict.fromkeys(varied[key] for varied in left)) for key in left[0]}
+    if math.prod(map(len, values.values())) == len(left):
+        yield values
+        return
+    begun = [varied for varied in left if varied[keys[0]] == left[0][keys[0]]]
+    yield from _products(begun, keys[1:])
+    if others := left[len(begun) :]:
+        yield from _products(others, keys)
 
 
 def named(varied: Varied) -> str:

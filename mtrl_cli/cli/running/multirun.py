@@ -81,7 +81,7 @@ def sweep(
                 signalled.append(result.code - 128)
     left = [varied for varied, _, _ in runs[len(results) :]]
     if shown.events is None:
-        compare(results, left, teller.redact)
+        compare(results, left, teller.redact, sys.argv[1:])
     else:
         compare_as_event(results, len(left), teller.redact, shown.events)
     return _code(results, signalled)
