@@ -22,7 +22,6 @@ from mtrl_cli.report.svg import draw, swatch
 from mtrl_cli.report.units import duration, share, with_error
 
 _HERE = Path(__file__).parent
-_DOT = " ·\u00a0"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -126,12 +125,12 @@ def _begun(run: RunFacts) -> str:
 
 
 def _head(heading: str, told: Sequence[str], keys: Iterable[tuple[str, str]]) -> str:
-    """``told``: facts; where they take two lines, the break is before the dot."""
     shown = "".join(
         f"<div><b>{_small_error(value)}</b><span>{text(name)}</span></div>" for name, value in keys
     )
     below = f'<div class="keys">{shown}</div>' if shown else ""
-    return f'<h1>{text(heading)}</h1><p class="soft mono">{text(_DOT.join(told))}</p>{below}'
+    facts = " ".join(f"<span>{text(fact)}</span>" for fact in told)
+    return f'<h1>{text(heading)}</h1><p class="facts soft mono">{facts}</p>{below}'
 
 
 def _small_error(value: str) -> str:

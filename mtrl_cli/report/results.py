@@ -157,7 +157,7 @@ def _evaluation(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:
     if versus:
         gain = with_error(versus["mean"], versus.get("se"), sign=True)
         gain += interval(versus.get("interval"))
-        contest = f"{versus['wins']} / {versus['ties']} / {versus['losses']}"
+        contest = f"{versus['wins']:,} / {versus['ties']:,} / {versus['losses']:,}"
     return (
         label,
         f"{games:,}{_failed(found)}",

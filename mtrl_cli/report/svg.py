@@ -22,6 +22,8 @@ _CORNERS: tuple[tuple[Point, ...], ...] = (
     ((0, -4.5), (4.5, 3.5), (-4.5, 3.5)),
 )
 """The shapes of marks: a circle, a square, a diamond, a triangle. There are as many dashes."""
+_LETTER = 7.9
+"""How wide a letter is at the size that a narrow page has; on a wide one they are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def draw(chart: Chart) -> str:
     if not series and not marks:
         return ""
     width, height = (760, 320) if chart.large else (340, 190)
-    right = 128 if chart.references else 14
+    right = 14 + max((_LETTER * len(_named(*each)) for each in chart.references), default=0.0)
     box = _Box(54, 24, width - right, height - 38)
     xs = [*(chart.reach or ()), *(x for line in series for x, _ in line.points)]
     xs += [mark.x for mark in marks]
@@ -90,7 +92,7 @@ def draw(chart: Chart) -> str:
     parts = [
         *_axes(scale),
         *_axis_titles(box, chart.axis, log=log),
-        *_references(scale, chart.references, width),
+        *_references(scale, chart.references),
     ]
     for line in series:
         parts += _line(scale, line)
@@ -220,20 +222,23 @@ def _axis_titles(box: _Box, axis: str, *, log: bool) -> Iterable[str]:
     yield f'<text class="tick end" x="{box.right}" y="{box.bottom + 31}">step</text>'
 
 
-def _references(
-    scale: _Scale, references: Sequence[tuple[str, float]], width: float
-) -> Iterable[str]:
+def _named(name: str, value: float) -> str:
+    """What stands beside a horizontal line."""
+    return f"{name if len(name) <= 14 else name[:13] + '…'} {_mean(value)}"
+
+
+def _references(scale: _Scale, references: Sequence[tuple[str, float]]) -> Iterable[str]:
     """Horizontal lines; their names stand at the right, moved apart where they would overlap."""
     taken = -math.inf
     for name, value in sorted(references, key=lambda item: -item[1]):
         y = scale.y(value)
-        taken = max(y + 3.5, taken + 13)
-        shown = escape(name if len(name) <= 14 else name[:13] + "…")
+        taken = max(y + 3.5, taken + 14)
         yield (
             f'<line class="reference" x1="{scale.box.left}" x2="{scale.box.right}" '
             f'y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="tick" x="{scale.box.right + 11}" y="{taken:.1f}">{shown} '
-            f"{_mean(value)}<title>{escape(name)}: {_mean(value)}</title></text>"
+            f'<text class="tick" x="{scale.box.right + 11}" y="{taken:.1f}">'
+            f"{escape(_named(name, value))}"
+            f"<title>{escape(name)}: {_mean(value)}</title></text>"
         )
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -445,7 +446,7 @@ def test_no_two_of_many_settings_look_the_same() -> None:
 def test_the_head_says_what_was_trained_and_how(tmp_path: Path) -> None:
     make_run(tmp_path, overrides=("group.per_step=2", "train.learning_rate=0.004"))
     text = report(tmp_path, RUN).text
-    assert "mtrl-tiny · learning rate 0.004 · 2 groups × 4 a step" in text.replace("\u00a0", " ")
+    assert "mtrl-tiny learning rate 0.004 2 groups × 4 a step" in text
     assert "no advantage" in text
     assert "KL term" not in text.partition("Groups")[2].partition("Ledger")[0]
     other = RUN.replace("beef", "cafe")
@@ -461,3 +462,13 @@ def test_the_last_step_has_a_tick(right: int, ticks: list[int]) -> None:
     drawn = draw(Chart("", [Series("", [(1, 0.0), (right, 1.0)])], ""))
     told = re.findall(r'<text class="tick mid"[^>]*>(\d+)<', drawn)
     assert [int(tick) for tick in told] == ticks
+
+
+def test_the_names_of_known_policies_fit_beside_a_narrow_chart() -> None:
+    chart = Chart("t", [Series("r", [(0, -0.4), (1, -0.1)])], "r", [("always stand", -0.183)])
+    svg = draw(replace(chart, large=True))
+    width = float(svg.partition('viewBox="0 0 ')[2].split()[0])
+    found = re.search(r'x="([\d.]+)" y="[\d.]+">always stand −0.183', svg)
+    assert found is not None
+    # 14 px is the size of the letters on a narrow page; a letter is a little over half as wide.
+    assert float(found[1]) + 0.55 * 14 * len("always stand −0.183") <= width

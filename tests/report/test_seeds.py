@@ -76,9 +76,7 @@ def test_a_setting_is_told_by_the_mean_over_its_seeds(tmp_path: Path) -> None:
     assert rows[2] == ["group.size=8", "1\u00a0run", "−0.400", "−0.100", "+0.300", "40.0%", "44.0%"]
     assert "6 runs" not in page.text
     text = page.text.replace("\u00a0", " ")
-    assert re.search(
-        r"4 runs of 2 settings · \d{4}-\d\d-\d\d \d\d:\d\d · mtrl-tiny · learning", text
-    )
+    assert re.search(r"4 runs of 2 settings \d{4}-\d\d-\d\d \d\d:\d\d mtrl-tiny learning", text)
     assert "groups ×" not in text.partition("Results")[0]  # they differ
 
 
