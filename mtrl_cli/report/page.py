@@ -56,6 +56,7 @@ def _one(run: RunFacts, chosen: Chosen) -> Iterator[str]:
     told += _trained_with(run)
     keys = _keys(run) if trains(run) else _keys_of_played(run)
     yield _head(_heading(run), told, keys)
+    yield _left_out([run])
     yield _lacking([run], [chosen])
     alone = settings([run])
     yield _learning(alone)
@@ -88,6 +89,7 @@ def _several(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> Iterator[str
     told = [settings_told, _begun(min(runs, key=_created))]
     told += [one for one in _trained_with(runs[0]) if one in alike]
     yield _head(f"{experiments}: {len(runs)} runs", told, ())
+    yield _left_out(runs)
     yield _lacking(runs, chosen)
     yield section("Results", words.BY_SETTING, results.by_setting(grouped))
     yield _learning(grouped)
@@ -114,6 +116,11 @@ def lacking(run: RunFacts, chosen: Chosen) -> list[str]:
 def _lacking(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> str:
     told = (line for run, one in zip(runs, chosen, strict=True) for line in lacking(run, one))
     return "".join(f'<p class="warn">{text(line)}</p>' for line in told)
+
+
+def _left_out(runs: Sequence[RunFacts]) -> str:
+    told = results.left_out(runs)
+    return "" if told is None else f'<p class="warn">{text(told)}</p>'
 
 
 def _created(run: RunFacts) -> float:

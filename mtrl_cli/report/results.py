@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mtrl_cli.display import lines
 from mtrl_cli.report.charts import wall
 from mtrl_cli.report.facts import RunFacts
 from mtrl_cli.report.html import table
@@ -120,7 +121,7 @@ def evaluations(runs: Sequence[RunFacts]) -> str:
     rows = [
         _evaluation(name + label, found)
         for name, run in zip(whose, runs, strict=True)
-        for label, found in _held(run)
+        for label, found in held_by(run)
     ]
     rows += [
         _during(name, line)
@@ -140,7 +141,20 @@ def evaluations(runs: Sequence[RunFacts]) -> str:
     return table(heads, rows, range(1, 8)) if rows else ""
 
 
-def _held(run: RunFacts) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def left_out(runs: Sequence[RunFacts]) -> str | None:
+    """What to say beside the evaluations' figures where many games failed."""
+    whose = [f"{name}: " if len(runs) > 1 else "" for name in names(runs)]
+    return lines.left_out(
+        [
+            (name + label, int(found.get("failed", 0)), int(found["games"]))
+            for name, run in zip(whose, runs, strict=True)
+            for label, found in held_by(run)
+            if len(runs) == 1 or found.get("failed")
+        ]
+    )
+
+
+def held_by(run: RunFacts) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The evaluations of a run, by their moment; those of ``mtrl eval`` by their policy."""
     for label in ("before", "after"):
         if (found := run.evaluation(label)) is not None:

@@ -45,6 +45,7 @@ def test_of_an_evaluation_some_games_are_shown_from_worst_to_best(tmp_path: Path
             out.write(sealed(json.dumps(record, separators=(",", ":"))))
     page = report(tmp_path, RUN)
     assert "−0.500 ± 0.062mean reward, 100 games (16 failed)25.0%passed100episodes" in page.text
+    assert "games that failed are left out: mtrl-tiny 16 of 116; " in page.text
     shown = [episode["group"] for episode in page.episodes]
     assert len(shown) == 24
     assert (shown[0], shown[-1]) == (0, 99)

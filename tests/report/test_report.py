@@ -419,6 +419,9 @@ def test_failed_games_and_episodes_are_counted_where_runs_are_compared(tmp_path:
     assert shown["episodes"] == "16(2 failed)"
     assert page.row("all runs")[3].endswith("(3 failed)")
     assert page.row(f"{RUN}: step 2")[1] == "7 (1 failed)"
+    assert f"games that failed are left out: {RUN}: after 3 of 12; " in page.text
+    alone = report(tmp_path, RUN)
+    assert "games that failed are left out: before 0 of 9, after 3 of 12; " in alone.text
 
 
 def test_no_two_of_many_settings_look_the_same() -> None:
