@@ -44,6 +44,8 @@ Decode = Callable[[Sequence[int]], str]
 _LONGEST_TASK = 20
 """Characters of a task's id on a terminal; elsewhere it is never cut."""
 
+_HEADS = ("group", "step", "task", "n", "mean", "worst", "best", "tokens", "ends")
+
 _COLOURS = {"sampled": "32", "prompt": "2", "bridge": "36"}
 
 
@@ -81,7 +83,7 @@ def show_trajectories(
     if as_json:
         _print_json(screen, found, whole=group is not None)
     elif group is None:
-        for line in table(list(_rows(found))):
+        for line in table(list(_rows(found)), columns(), cut=[_HEADS.index("task")]):
             screen.line(harmless(line))
     else:
         _print_episodes(screen, run, found, tokens=tokens)
@@ -156,7 +158,7 @@ def _print_json(screen: Screen, found: Sequence[tuple[Path, Record]], *, whole: 
 def _rows(found: Sequence[tuple[Path, Record]]) -> Iterator[list[str]]:
     """One row a group."""
     longest = _LONGEST_TASK if columns() else None
-    yield ["group", "step", "task", "n", "mean", "worst", "best", "tokens", "ends"]
+    yield [*_HEADS]
     groups: dict[tuple[str, int], list[Record]] = {}
     for file, record in found:
         groups.setdefault((_step(file), record["group"]), []).append(record)

@@ -15,6 +15,7 @@ from mtrl_cli.display.text import (
     reward,
     run_dir_override,
     run_tail,
+    table,
 )
 from mtrl_cli.display.views import GroupView
 from mtrl_cli.display.words import outcome, outcomes, reasons
@@ -60,8 +61,7 @@ def _played(groups: list[GroupView], available: int | None, redact: Redact) -> l
     """A table of played groups: the rewards of their members, and why they ended."""
     if not groups:
         return []
-    width = max(len("task"), *(len(harmless(group.task)) for group in groups))
-    lines = ["", f"{'group':>5}  {'task':<{width}}  {'mean':>6}  {'tokens':>7}  rewards and ends"]
+    rows = [[f"{'group':>5}", "task", f"{'mean':>6}", f"{'tokens':>7}", "rewards and ends"]]
     for group in sorted(groups, key=lambda one: one.group):
         rewards = group.rewards
         mean = reward(sum(rewards) / len(rewards) if rewards else None)
@@ -71,8 +71,11 @@ def _played(groups: list[GroupView], available: int | None, redact: Redact) -> l
         )
         if group.outcome not in (None, "complete"):
             members = f"{members}  [{harmless(outcome(group.outcome or ''))}]".strip()
-        told = f"{group.group:>5}  {harmless(group.task):<{width}}  {mean:>6}  {group.tokens:>7,}  "
-        lines += wrapped(redact(told + members), available, len(told))
+        task = redact(harmless(group.task))
+        rows.append(
+            [f"{group.group:>5}", task, f"{mean:>6}", f"{group.tokens:>7,}", redact(members)]
+        )
+    lines = ["", *table(rows, available, cut=[1])]
     every = [value for group in groups for value in group.rewards]
     if every:
         played = f"{counted(len(every), 'episode')} of {counted(len(groups), 'task sample')}"

@@ -7,12 +7,21 @@ cursor, set the window's title or hide text. Every such string passes through `h
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from mtrl_cli.display.wrapping import cells, wrapped
 
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1: escape sequences begin here
     "\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"  # invisible, line breaks, bidirectional
     "\ud800-\udfff]"  # lone surrogates cannot be encoded
 )
+
+_BETWEEN = "  "
+"""Between two columns of a table."""
+
+_SHORTEST = 9
+"""Characters of a name that a table does not cut away."""
 
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4,}")
 
@@ -89,12 +98,52 @@ def run_tail(run: str) -> str:
     return run.rpartition("-")[2] if _RUN_ID.fullmatch(run) else run
 
 
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table whose columns are as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def table(
+    rows: Sequence[Sequence[str]], width: int | None = None, cut: Sequence[int] = ()
+) -> Iterator[str]:
+    """The lines of a table whose columns are as wide as their widest cell.
+
+    Where that is more than ``width``, names in the columns ``cut`` end in …, and other cells go on
+    below themselves, the last columns first: no word, id or number is broken. A table that does
+    not fit even so is left to the terminal.
+    """
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    if width is not None:
+        widths = _squeezed(rows, widths, width, cut)
     for row in rows:
-        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+        told = [
+            [_shortened(cell, room)] if number in cut else wrapped(cell, room)
+            for number, (cell, room) in enumerate(zip(row, widths, strict=True))
+        ]
+        for line in zip_longest(*told, fillvalue=""):
+            padded = (
+                cell + " " * (room - cells(cell)) for cell, room in zip(line, widths, strict=True)
+            )
+            yield _BETWEEN.join(padded).rstrip()
+
+
+def _shortened(cell: str, room: int) -> str:
+    if cells(cell) <= room:
+        return cell
+    while cells(cell) >= room:
+        cell = cell[:-1]
+    return f"{cell}…"
+
+
+def _squeezed(
+    rows: Sequence[Sequence[str]], widths: list[int], width: int, cut: Sequence[int]
+) -> list[int]:
+    """The widths of columns at which a table is ``width`` wide; ``widths`` where it cannot be."""
+    squeezed = list(widths)
+    over = sum(widths) + len(_BETWEEN) * (len(widths) - 1) - width
+    others = [number for number in reversed(range(len(widths))) if number not in cut]
+    for number in (*cut, *others):
+        words = (cells(word) for row in rows for word in row[number].split(" "))
+        least = max(_SHORTEST, cells(rows[0][number])) if number in cut else max(words)
+        spare = min(max(over, 0), max(widths[number] - least, 0))
+        squeezed[number] -= spare
+        over -= spare
+    return widths if over > 0 else squeezed
 
 
 def no_sign_of_life(seconds: float, stopped: bool, pid: int) -> str:

@@ -1,10 +1,12 @@
 """Tables of the configuration fit the terminal; on a pipe they do not depend on one."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from mtrl_cli.config.keys import schema_keys
+from mtrl_cli.display.text import run_tail
 from tests.cli.played import episode, rollout
 from tests.cli.processes import command, environment, mtrl, on_terminal
 
@@ -40,6 +42,31 @@ def test_nothing_is_cut_on_a_pipe(tmp_path: Path) -> None:
     assert name not in "".join(lines("runs", cwd=tmp_path, columns=80))
     for name in ("show", "trajectory"):
         assert task in mtrl(name, "last", cwd=tmp_path).stdout
+
+
+def test_no_table_breaks_a_number_an_id_or_a_word(tmp_path: Path) -> None:
+    """The widest that each column has, at 80 columns: all words of the pipe's table are there."""
+    means = {"before": {"mean": -123.862}, "after": {"mean": 1000.664}}
+    state = {
+        "kind": "rollout", "experiment": "blackjack-with-a-long-name", "status": "finished",
+        "step": 20_000, "steps": 20_000, "evaluation": means, "created": time.time() - 9e6,
+        "borrows": {"held": 0, "quarantined": ["a", "b"]},
+    }  # fmt: skip
+    task = {"id": "blackjack-1234567890123", "seed": 1}
+    ends = ("done", "max_turns", "no_call", "turn_tokens", "context")
+    games = [
+        episode(123_456, number, task=task, stop=stop, reward=-1_000.5)
+        for number, stop in enumerate(ends)
+    ]
+    rollout(tmp_path / "runs", *games, **state)
+    for command_ in (["runs"], ["trajectory", "last"]):
+        narrow = lines(*command_, cwd=tmp_path, columns=80)
+        piped = mtrl(*command_, cwd=tmp_path).stdout
+        assert max(map(len, piped.splitlines())) > 80
+        assert max(map(len, narrow)) <= 80
+        whole = [run_tail(word) for word in piped.split() if not word.startswith("blackj")]
+        shown = [word for word in " ".join(narrow).split() if not word.startswith("blackj")]
+        assert sorted(shown) == sorted(whole)
 
 
 def test_config_list_wraps_what_experiments_are(tmp_path: Path) -> None:

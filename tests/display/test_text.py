@@ -13,6 +13,7 @@ from mtrl_cli.display.text import (
     policy_name,
     reward,
     short_age,
+    table,
 )
 
 
@@ -59,3 +60,20 @@ def test_figures() -> None:
         "1.234", "0.012", "0.0046", "-0.0046",
     ]  # fmt: skip
     assert [gap(value) for value in (3.14e-6, 0.0213, 2.5, 0.0)] == ["3.1e-06", "0.021", "2.5", "0"]
+
+
+def test_a_table_goes_on_below_its_cells_where_it_is_too_wide() -> None:
+    rows = [("run", "task", "ends"), ("a7aa", "a-name-of-many-words", "done 4, no answer 12")]
+    assert [*table(rows)] == [*table(rows, 80)]
+    assert [*table(rows, 36, cut=[1])] == [
+        "run   task       ends",
+        "a7aa  a-name-o…  done 4, no answer",
+        "                 12",
+    ]
+    assert [*table(rows, 22, cut=[1])] == [*table(rows)]  # "answer" and "a-name-o…" need 23
+
+
+def test_wide_characters_keep_the_columns_of_a_table() -> None:
+    rows = [("任务 一", "a"), ("b", "c")]
+    assert [*table(rows)] == ["任务 一  a", "b        c"]
+    assert [*table([("task", "a"), ("任务" * 9, "b")], 14, cut=[0])][1] == "任务任务任…  b"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_cli.display.terminal import Screen, columns
-from mtrl_cli.display.text import harmless, reward, short_age, table
+from mtrl_cli.display.text import harmless, reward, run_tail, short_age, table
 from mtrl_cli.runs.places import require_runs_dir
 from mtrl_cli.runs.registry import RunRecord, list_runs
 
@@ -33,11 +33,17 @@ def show_runs(runs: Path, *, as_json: bool) -> int:
         Screen(sys.stderr).line(harmless(f"no runs in {runs} (see --runs-dir)"))
     else:
         screen = Screen(sys.stdout)
-        longest = _LONGEST if columns() else None
+        width = columns()
+        longest = _LONGEST if width else None
         rows = [_HEADS, *(_row(run, now, longest) for run in found)]
         if not any(run.quarantined for run in found):
             rows = [row[:-1] for row in rows]
-        for line in table(rows):
+        names = [_HEADS.index("experiment")]
+        lines = [*table(rows, width, cut=names)]
+        if width is not None and max(map(len, lines)) > width:
+            short = [(run_tail(run), *more) for run, *more in rows]
+            lines = [*table(short, width, cut=names)]
+        for line in lines:
             screen.line(line)
         _hint([run.id for run in found if run.status == "lost" and not _settled(run)])
     return 0

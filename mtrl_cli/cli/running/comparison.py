@@ -57,7 +57,7 @@ def compare(
     width = columns()
     lines = [*table(list(_rows(results)))]
     if width is not None and max(map(len, lines)) > width:
-        lines = [*table(list(_rows(results, short=True)))]
+        lines = [*table(list(_rows(results, short=True)), width)]
     for line in lines:
         screen.line(harmless(redact(line)))
     for line in (*_columns(results), *_over_seeds(results)):
