@@ -14,6 +14,7 @@ from mtrl_cli.assembly import (
     check_capabilities,
     check_environment,
     embedded_for,
+    harness_factory,
     lent_environments,
     lent_service,
     listed_tools,
@@ -27,6 +28,7 @@ from mtrl_cli.runs.folder import RunFolder
 from mtrl_cli.servers.interface import TrainingService
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.policies.choose import held_policy
+from mtrl_cli.training.telling.batches import embedded
 
 _START = 40.0
 """Seconds for a server of ours to start."""
@@ -71,7 +73,7 @@ class Lent:
         turn = await check(
             "sample",
             lambda s: self._sampled(s, service.value, opening.otherwise(_HELLO)),
-            seconds=4 * one,
+            seconds=8 * one,
             needs=(service, self.here.chat),
         )
         await check(
@@ -110,8 +112,8 @@ class Lent:
 
     async def _service(self, speaker: Speaker) -> TrainingService:
         server = self.here.experiment.server
-        embedded = embedded_for(server, log=self.folder.path / "server.log")
-        scope = lent_service(server, embedded, self.resources)
+        ours = embedded_for(server, log=self.folder.path / "server.log")
+        scope = lent_service(server, ours, self.resources)
         service = await self.held.enter_async_context(scope)
         speaker.ok(f"{service.describe()} answers, lets us in, serves {server.base_model}")
         return service
@@ -134,7 +136,11 @@ class Lent:
                 "raise server.context, or shorten the task's words",
             )
         policy = (await held_policy(service, self.here.chosen)).uri
-        return await probe.sampled(speaker, service, experiment, policy, prompt, chat)
+        turn = await probe.sampled(speaker, service, experiment, policy, prompt, chat)
+        asked = task.values and task.value.tools and harness_factory(task.value) is None
+        if asked and opening is not _HELLO and embedded(experiment.server):
+            await probe.played(speaker, service, experiment, turn, chat, task.value.tools)
+        return turn
 
     async def _scored(self, speaker: Speaker, service: TrainingService, turn: probe.Turn) -> None:
         limits = TrainingPlan(self.here.experiment).audit.limits

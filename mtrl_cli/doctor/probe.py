@@ -1,6 +1,9 @@
 """The server, asked for little: a turn with its logprobs, a stop token, the same tokens again.
 
 *Sample*: one turn as an episode would ask for it, held to the token rules of `rollout.tokens`.
+*Play*: a few whole first turns of the embedded model, which knows one game's words alone, are read
+as an episode reads them: where none could be executed, training learns nothing. Another model is
+not asked: its turns may be long.
 *Stop*: the base model's likeliest token is asked for at temperature 0, and then given as the only
 stop id: what comes back says whether a sampled stop token is part of the tokens.
 *Parity*: a small model is created as training would create it, the sampled turn is sent through one
@@ -20,9 +23,17 @@ import numpy as np
 from mtrl_cli.config.rules.capabilities import capabilities
 from mtrl_cli.config.schema import Experiment
 from mtrl_cli.doctor.report import Speaker, Told
-from mtrl_cli.rollout.ports import Chat, RefusedTrajectory, SampleRequest, SamplingParams
+from mtrl_cli.rollout import trajectory
+from mtrl_cli.rollout.ports import (
+    Chat,
+    RefusedTrajectory,
+    SampleRequest,
+    SamplingParams,
+    ToolSpec,
+)
 from mtrl_cli.rollout.resources import Scope
 from mtrl_cli.rollout.tokens import TokenSequence
+from mtrl_cli.rollout.trajectory import CallRecord, Stop
 from mtrl_cli.runs.ledger import Ledger
 from mtrl_cli.servers.errors import ServerError
 from mtrl_cli.servers.interface import Capabilities, TrainingService
@@ -30,6 +41,8 @@ from mtrl_cli.training.operations import Operations
 from mtrl_cli.training.plan import TrainingPlan
 from mtrl_cli.training.step.batch import datum, sampled_positions
 from mtrl_cli.training.step.parity import Pair, likely_cause, parity_figures
+from mtrl_cli.training.telling.batches import embedded
+from mtrl_cli.training.telling.calling import Turns, advice, judged_turn, tool_names
 
 _MOST_TOKENS = 32
 """Of the sampled turn: enough to compare, cheap anywhere."""
@@ -123,6 +136,37 @@ async def sampled(
     if first.policy is not None:
         speaker.ok("the server says which weights it sampled, and they are those asked for")
     return turn
+
+
+async def played(
+    speaker: Speaker,
+    service: TrainingService,
+    experiment: Experiment,
+    turn: Turn,
+    chat: Chat,
+    tools: Sequence[ToolSpec],
+) -> None:
+    """Warn where none of a few whole first turns calls a tool as it could be executed.
+
+    Raises:
+        RolloutError: sampling failed.
+    """
+    plan, names = TrainingPlan(experiment), tool_names(tools)
+    turns, room = Turns(), experiment.server.context - len(turn.prompt)
+    most = min(plan.budget.turn_tokens, room)
+    for seed in range(_SEEDS):
+        request = SampleRequest(turn.policy, turn.prompt, most, chat.stop_ids, seed, plan.sampling)
+        sample = await service.sample(request)
+        said, cut = chat.read(sample.tokens, tools), sample.stop_reason == "length"
+        calls = [
+            CallRecord(call.name, call.error or "", 0.0, False, call.error is not None, {})
+            for call in (() if cut else said.calls)
+        ]
+        played = trajectory.Turn(said.text, len(sample.tokens), tuple(calls))
+        turns.add([judged_turn(played, Stop.TURN_TOKENS if cut else Stop.ANSWER, names)])
+    renderer = experiment.server.renderer
+    if (found := advice(turns, names, renderer, embedded=embedded(experiment.server))) is not None:
+        speaker.warn(found)
 
 
 async def stopped(speaker: Speaker, service: TrainingService, turn: Turn, chat: Chat) -> None:

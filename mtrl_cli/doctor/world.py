@@ -1,11 +1,14 @@
 """The environment: made, begun twice with one seed, stepped once, given back.
 
 The step is the task's own: the harness reads the calls of nothing here, so a call is made up from
-the first tool's schema, with the least values that it allows. An environment that refuses such a
-call (`ToolError`) has answered, and that is enough.
+the first tool's schema, with the least values that it allows. Where the environment refuses such a
+call (`ToolError`), schema and environment may differ, or a rule of the game speaks against it: that
+cannot be told apart here, so it is a warning that shows both. A value that the schema leaves free
+and the doctor had to invent may well be refused: that is none.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mtrl_cli.doctor.report import Speaker
@@ -17,6 +20,12 @@ from mtrl_cli.rollout.task_fault import conversation, own_code, task_sample
 SEED = 20_240_229
 """Of the two episodes; any will do."""
 _SHOWN = 60
+_REFUSAL = 200
+"""Characters of what is shown of an observation or a call, and of a refusal."""
+_DIFFER = (
+    "if a rule of the game forbids this call, all is well; else let the tool's schema, the task's"
+    " action() and the environment agree"
+)
 
 
 async def played(
@@ -46,24 +55,30 @@ async def played(
         )
     else:
         speaker.ok("it honours its seed: two episodes of one seed began alike")
-    if stepped is None:
-        speaker.warn("it was not stepped: the task has no tool", "see docs/custom-task.md")
-    else:
-        speaker.ok(stepped)
+    stepped(speaker)
     with own_code(task, "messages"):
         return conversation(task.messages(sample, seen[1]))
 
 
-async def _stepped(environment: Any, task: Task) -> str | None:
+async def _stepped(environment: Any, task: Task) -> Callable[[Speaker], None]:
+    """What to tell of one step."""
     if not task.tools:
-        return None
+        missing = "it was not stepped: the task has no tool"
+        return lambda speaker: speaker.warn(missing, "see docs/custom-task.md")
     call = made_up(task.tools[0])
     try:
         outcome = await environment.step(call)
     except ToolError as refused:
-        return f"stepped with {call.name}, which it refused in words: {_short(str(refused))}"
+        sent = json.dumps(call.arguments, ensure_ascii=False, default=str)
+        told = f"stepped with {call.name} {_short(sent)}"
+        answer = f"which it refused: {_short(str(refused), _REFUSAL)}"
+        schema = task.tools[0]["function"].get("parameters") or {}
+        if _invented({**schema, "type": "object"}):
+            return lambda speaker: speaker.ok(f"{told}, in part invented, {answer}")
+        return lambda speaker: speaker.warn(f"{told}, as its schema has it, {answer}", _DIFFER)
     ended = ", which ended the episode" if outcome.done else ""
-    return f"stepped with {call.name}: reward {outcome.reward:g}{ended}"
+    fine = f"stepped with {call.name}: reward {outcome.reward:g}{ended}"
+    return lambda speaker: speaker.ok(fine)
 
 
 def made_up(tool: ToolSpec) -> ToolCall:
@@ -97,6 +112,22 @@ def _value(schema: Mapping[str, Any]) -> Any:
     return "x"
 
 
-def _short(text: str) -> str:
+def _invented(schema: Mapping[str, Any]) -> bool:
+    """Whether `_value` invents a part: where the schema allows nearly anything."""
+    if any(key in schema for key in ("const", "default", "enum")):
+        return False
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        return "minimum" not in schema
+    if kind == "array":
+        return bool(schema.get("minItems")) and _invented(schema.get("items") or {})
+    if kind == "object":
+        properties = schema.get("properties") or {}
+        wanted = schema.get("required", properties)
+        return any(_invented(properties.get(name) or {}) for name in wanted)
+    return kind != "boolean"
+
+
+def _short(text: str, most: int = _SHOWN) -> str:
     flat = " ".join(text.split())
-    return repr(flat if len(flat) <= _SHOWN else flat[: _SHOWN - 1] + "…")
+    return repr(flat if len(flat) <= most else flat[: most - 1] + "…")

@@ -328,7 +328,8 @@ class Game(Environment[Act, Seen, State]):
 """
 TASK = (
     "task.entrypoint=mtrl_cli.tasks.declared:DeclaredTask",
-    "task.params={tools: [{name: play, properties: {action: {enum: [hit, stand]}}}]}",
+    "task.params={tools: [{name: play, properties: {action: {enum: [hit, stand]}}}],"
+    " actions: {play: {action: {from: action, values: {hit: hit}}}}}",
 )
 
 
@@ -345,6 +346,18 @@ def test_an_environment_that_is_not_well(world: World, reset: str, code: int, sa
     assert found.code == code, found.text
     assert says in found.says("episode")
     assert found["sample"][0] == "OK"
+    if code == 0:
+        assert "the embedded model reads and writes blackjack's words alone" in found.says("sample")
+        sent = 'stepped with play \'{"action": "stand"}\', as its schema has it, which it refused: '
+        assert f"{sent}\"The argument 'action' is none of hit\"" in found.says("episode")
+
+
+@pytest.mark.long
+def test_a_call_of_invented_words_may_be_refused(world: World) -> None:
+    found = doctor(world, "conf=records", "--no-training")
+    assert found.code == 0, found.text
+    assert "in part invented, which it refused: 'The columns of" in found.says("episode")
+    assert set(found["episode"]) == {"OK"}
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ class Batches:
     def __init__(self, tell: Callable[[str], None], server: ServerConfig, more: str) -> None:
         self._tell = tell
         self._more = more
-        self._calling = Calling(tell, server.renderer, embedded=_embedded(server))
+        self._calling = Calling(tell, server.renderer, embedded=embedded(server))
         self._losses = Losses()
         self._told_losses: set[tuple[bool, bool]] = set()
         """Of evaluations, and that most have failed."""
@@ -81,7 +81,7 @@ class Batches:
             self._tell(told)
 
 
-def _embedded(server: ServerConfig) -> bool:
+def embedded(server: ServerConfig) -> bool:
     """It serves the model that comes with mtrl."""
     return server.kind is ServerKind.local and server.base_model in EMBEDDED_WINDOW
 

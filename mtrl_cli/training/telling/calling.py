@@ -50,10 +50,11 @@ def judged(game: Trajectory, tools: Sequence[str]) -> Iterator[Judged]:
         if last and game.failed:
             yield Judged(Kind.EXECUTED, "")
         else:
-            yield _judged(turn, game.stop if last else None, tools)
+            yield judged_turn(turn, game.stop if last else None, tools)
 
 
-def _judged(turn: Turn, stop: Stop | None, tools: Sequence[str]) -> Judged:
+def judged_turn(turn: Turn, stop: Stop | None, tools: Sequence[str]) -> Judged:
+    """A turn after which nothing failed; ``stop`` where it is an episode's last one."""
     if not turn.calls:
         if stop in _BUDGETS:
             return Judged(Kind.CUT, _BUDGETS[stop])
@@ -167,7 +168,7 @@ class Calling:
     def gathered(self, groups: Iterable[Group], tools: Sequence[ToolSpec]) -> None:
         """A part of a batch; `ended` says when it is whole."""
         if not self._told:
-            names = _names(tools)
+            names = tool_names(tools)
             games = (game for group in groups for game in (*group.members, *group.failures))
             self._turns.add(turn for game in games for turn in judged(game, names))
 
@@ -175,7 +176,7 @@ class Calling:
         """The batch is whole; ``more`` ends the line, if there is one."""
         if self._told or not self._turns.enough:
             return
-        found = advice(self._turns, _names(tools), self._renderer, embedded=self._embedded)
+        found = advice(self._turns, tool_names(tools), self._renderer, embedded=self._embedded)
         self.forget()
         if found is not None:
             self._told = True
@@ -186,5 +187,5 @@ class Calling:
         self._turns = Turns()
 
 
-def _names(tools: Sequence[ToolSpec]) -> list[str]:
+def tool_names(tools: Sequence[ToolSpec]) -> list[str]:
     return [str(tool.get("function", tool).get("name")) for tool in tools]
