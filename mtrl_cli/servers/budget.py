@@ -31,7 +31,7 @@ class Budget:
         self._least = min(1.0, 0.1 * seconds)
         self._attempts = attempts
         self._again = again
-        self.failures = 0
+        self._failures = 0
         self._unclear = 0
 
     @property
@@ -42,11 +42,11 @@ class Budget:
     def pause(self, verdict: Verdict) -> float | None:
         """Seconds to wait before the next attempt, after one that ended in ``verdict``; None when
         the budget is spent."""
-        self.failures += 1
+        self._failures += 1
         self._unclear += verdict.outcome != "transient"
         if self._unclear >= self._attempts:
             return None
-        wait = backoff(self.failures - 1, verdict.retry_after)
+        wait = backoff(self._failures - 1, verdict.retry_after)
         if wait + self._least >= self.left:
             return None
         self._again(verdict, wait)

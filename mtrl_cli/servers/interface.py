@@ -173,8 +173,7 @@ class TrainingService(Protocol):
     @property
     def closed_for(self) -> float:
         """Seconds for which no training call can be sent, as the server lets nobody send, or the
-        one whose turn it is waits to be sent again; 0 where that is not so, infinite where the
-        server has refused it again and again."""
+        one whose turn it is waits to be sent again; 0 where that is not so."""
         ...
 
     @property

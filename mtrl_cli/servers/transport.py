@@ -16,7 +16,6 @@ call ends in a `Reply`, whatever its status, or in `NoReply`.
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -49,9 +48,6 @@ connection was surely not sent, and has the time to say so."""
 _KEEPALIVE_SECONDS = 4.0
 
 _MOST_HEADS = 64
-
-_AGAIN_AND_AGAIN = 4
-"""Refusals of one training call in a row. The pauses before them are some two seconds."""
 
 LARGEST_REPLY = 2**29
 """Bytes of one reply to a training call, unpacked: the logprobs of some 25 million tokens as JSON.
@@ -98,7 +94,6 @@ class Transport:
         self.trouble = Trouble()
         self._ending = asyncio.Event()
         self._pausing_until = 0.0
-        self._failures = 0
         self._connections = connections
         self._heads: dict[_Key, bytes] = {}
         self._pool: Pool | None = None
@@ -113,17 +108,16 @@ class Transport:
         """The run ends: nothing waits for its turn any more. What is on its way goes on."""
         self._ending.set()
 
-    async def pause(self, seconds: float, failures: int, *, anyway: bool = False) -> bool:
+    async def pause(self, seconds: float, *, anyway: bool = False) -> bool:
         """Wait before a training call is sent again; False: the run ends, and it shall not be.
 
         Args:
-            failures: how often it has been refused.
             anyway: it shall be, whatever ends.
         """
         if anyway:
             await asyncio.sleep(seconds)
             return True
-        self._pausing_until, self._failures = time.monotonic() + seconds, failures
+        self._pausing_until = time.monotonic() + seconds
         return await self._unended(seconds)
 
     async def _unended(self, seconds: float) -> bool:
@@ -136,10 +130,7 @@ class Transport:
     @property
     def closed_for(self) -> float:
         """Seconds for which no training call can be sent; see `interface.TrainingService`."""
-        pausing = self._pausing_until - time.monotonic()
-        if pausing > 0 and self._failures >= _AGAIN_AND_AGAIN:
-            return math.inf
-        return max(self.limiter.left, pausing, 0.0)
+        return max(self.limiter.left, self._pausing_until - time.monotonic(), 0.0)
 
     @property
     def strain(self) -> Strain:

@@ -307,8 +307,7 @@ class Frame:
                     await self.stop.reached(Stage.STOP)
             left = deadline - time.monotonic()
             if 0 < left <= (closed := service.closed_for) and self.stop.stage < Stage.STOP:
-                more = f" for {closed:.0f} s more" if closed < float("inf") else ", again and again"
-                told = f"the server lets nothing be sent{more}"
+                told = f"the server lets nothing be sent for {closed:.0f} s more"
                 self.notice(f"{told}, and the drain has {left:.0f} s left: it ends now")
                 break
         self.stop.request(Stage.STOP)

@@ -117,9 +117,7 @@ class Training:
                 again = self._may_resend(call) and answer.outcome != "permanent"
             pause = budget.pause(answer) if again else None
             anyway = lost is not None or _returns(call)
-            if pause is None or not await self._transport.pause(
-                pause, budget.failures, anyway=anyway
-            ):
+            if pause is None or not await self._transport.pause(pause, anyway=anyway):
                 if lost is not None:
                     raise self._unknown(call, lost)
                 raise self._refused(call, answer)

@@ -135,9 +135,7 @@ class Sender:
             if repeat and answer.outcome == "transient":
                 pause = budget.pause(answer)
             anyway = kind in _RETURNS
-            if pause is None or not await self._transport.pause(
-                pause, budget.failures, anyway=anyway
-            ):
+            if pause is None or not await self._transport.pause(pause, anyway=anyway):
                 raise self._failure(kind, model, answer)
 
     async def _send(
