@@ -12,6 +12,7 @@ from pathlib import Path
 
 _BREAKS = "=:"
 """Where bash ends a word (of ``COMP_WORDBREAKS``, what occurs in overrides)."""
+_YAML = (".yaml", ".yml")
 
 
 def complete_override(incomplete: str) -> list[str]:
@@ -39,7 +40,7 @@ def _offers(word: str) -> Iterator[str]:
     """The overrides that begin with ``word``. A single one that is not finished is followed
     further, as the shell would put a space behind it."""
     found = sorted(set(_matching(word, _candidates(word))))
-    while len(found) == 1 and found[0] != word and found[0].endswith(("=", ".")):
+    while len(found) == 1 and found[0] != word and found[0].endswith(("=", ".", "/")):
         word = found[0]
         further = sorted(set(_matching(word, _candidates(word))))
         if not further:
@@ -58,12 +59,14 @@ def _candidates(word: str) -> Iterator[str]:
 
     given = [Path(folder).expanduser() for folder in _values_of("--config-dir")]
     dirs = places.search_dirs([folder for folder in given if folder.is_dir()])
-    key, equals, _ = word.partition("=")
+    key, equals, value = word.partition("=")
     mark = key[: len(key) - len(key.lstrip("+~"))]
     key = key.lstrip("+~")
     groups = places.groups(dirs)
     if equals:
-        offered = places.experiments(dirs) if key == "conf" else groups.get(key, [])
+        offered = groups.get(key, [])
+        if key == "conf":
+            offered = [*places.experiments(dirs), *(_files(value) if value else ())]
         if key == "policy":
             from mtrl_cli.runs.policies import policy_names
 
@@ -79,6 +82,21 @@ def _candidates(word: str) -> Iterator[str]:
         if section and not key.startswith(f"{section}."):
             continue  # offered once its section is typed
         yield f"{mark}{name}{'.' if kind == 'section' else '='}"
+
+
+def _files(begun: str) -> Iterator[str]:
+    """The YAML files and the folders beside what is begun; those that are hidden when asked for."""
+    folder, slash, name = begun.rpartition("/")
+    try:
+        found = list(Path(f"{folder}{slash}").expanduser().iterdir())
+    except (OSError, RuntimeError):  # RuntimeError: a user who has no home
+        return
+    for one in found:
+        if one.name.startswith(".") <= name.startswith("."):
+            if one.is_dir():
+                yield f"{folder}{slash}{one.name}/"
+            elif one.suffix in _YAML:
+                yield f"{folder}{slash}{one.name}"
 
 
 def _whole_word(incomplete: str) -> tuple[str, int]:

@@ -58,7 +58,8 @@ async def examine(
 def unusable(report: Report, error: MtrlError) -> None:
     """A configuration that does not compose: nothing else can be checked."""
     hint, at = getattr(error, "hint", None), getattr(error, "at", None)
-    says = " ".join(str(error).split()) + (f" (at {at})" if at else "")
+    told = [" ".join(line.split()) for line in str(error).splitlines()]
+    says = "\n".join(told) + (f" (at {at})" if at else "")
     Speaker(report, "configuration").fail(says, hint)
 
 

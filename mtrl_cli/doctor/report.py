@@ -36,6 +36,7 @@ class Finding:
     topic: str
     state: State
     says: str
+    """In one line; of a configuration with several mistakes a line more for each."""
     todo: str | None = None
     """What to do about it, where there is something."""
 

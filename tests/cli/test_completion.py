@@ -19,6 +19,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder with an experiment, an option and two runs of its own, and an ``mtrl`` on PATH."""
     (tmp_path / "conf" / "env").mkdir(parents=True)
     (tmp_path / "conf" / "mine.yaml").write_text("name: mine\n")
+    (tmp_path / "conf" / "game.py").write_text("")
     (tmp_path / "conf" / "env" / "own.yaml").write_text("kind: openenv\n")
     for name in ("20261129-122135-a7aa", "20261130-090000-b8bb"):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -58,6 +59,8 @@ def offers(folder: Path, line: str) -> list[str]:
     ("line", "offered"),
     [
         ("mtrl train conf=mi", ["conf=mine"]),
+        ("mtrl train conf=conf/", ["conf=conf/env/", "conf=conf/mine.yaml"]),
+        ("mtrl train conf=./con", ["conf=./conf/env/", "conf=./conf/mine.yaml"]),
         (
             "mtrl train env=o",
             [f"env={o}" for o in ("openenv", "openenv_remote", "openenv_served", "own")],

@@ -388,6 +388,16 @@ asyncio.run(AsyncSandbox.create("base", timeout=600, metadata=known))
 # --- packages, configuration, stops, what is left -------------------------------------------------
 
 
+def test_several_wrong_settings_stand_in_lines_of_their_own(world: World) -> None:
+    done = world.mtrl("doctor", "group.size=x", "train.steps=y")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[:3] == [
+        "FAIL configuration  2 settings are wrong",
+        " " * 20 + "group.size=x: group.size is a whole number, not 'x'",
+        " " * 20 + "train.steps=y: train.steps is a whole number, not 'y'",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "topic", "says"),
     [

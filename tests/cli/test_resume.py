@@ -141,7 +141,7 @@ def test_a_dry_run_says_where_it_would_begin(tmp_path: Path) -> None:
     amend(folder, evaluation={"before": {"mean": 0.0}})
     told = mtrl("train", *asked[:-1], cwd=tmp_path).stdout
     assert "198 of 200 steps × 20 groups × 8 trajectories = 31,680 episodes" in told
-    assert "6,000 games after (before: recorded, or gone)" in told
+    assert "6,000 games after, none before: those are recorded, or " in told
     assert "37,682 instances in this process" in told  # and 2 that compare seeds
     assert f"runs/{folder.name} as attempt 2, going on after step 2" in told
 

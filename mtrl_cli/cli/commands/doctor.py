@@ -77,7 +77,9 @@ def _examined(
 
 def _lines(finding: Finding) -> Iterator[tuple[str, int]]:
     """Each with the columns by which its rest is indented, if it is too long."""
-    yield f"{finding.state.value:<4} {finding.topic:<14} {finding.says}", 20
+    says, *more = finding.says.split("\n")
+    yield f"{finding.state.value:<4} {finding.topic:<14} {says}", 20
+    yield from ((f"{'':<20}{line}", 22) for line in more)
     if finding.todo is not None:
         yield f"{'':<19} → {finding.todo}", 22
 

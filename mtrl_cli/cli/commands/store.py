@@ -31,7 +31,7 @@ from mtrl_cli.runs.takeover import refuse_running, whole_history
 
 DAY = 86_400.0
 INTERRUPTED = 130
-_HEADS = ("run", "status", "age", "snapshots", "size", "may go")
+_HEADS = ("run", "status", "age", "snapshots", "size", "may go, by kind")
 _MAY_GO = (Need.void, Need.between, Need.unknown)
 _LOST = "it can be neither resumed nor evaluated again, but for what has a name or others play"
 _SHOWN = 10
@@ -303,7 +303,7 @@ def _row(run: str, status: str | None, held: _Judged) -> tuple[str, ...]:
         short_age(max(time.time() - max(one.time for one in every), 0.0)),
         str(len(every)),
         _bytes(every),
-        ", ".join(f"{_bytes(some)} {kind}" for kind, some in may_go.items() if some) or "-",
+        ", ".join(f"{kind} {_bytes(some)}" for kind, some in may_go.items() if some) or "-",
     )
 
 

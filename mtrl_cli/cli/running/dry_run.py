@@ -244,7 +244,9 @@ def _games(evaluation: Mapping[str, Any]) -> str:
     if not evaluation["games"]:
         return "none"
     during = f", {evaluation['games_during']:,} every {evaluation['every']:,} steps"
-    when = "before and after" if evaluation["before"] else "after (before: recorded, or gone)"
+    when = "before and after"
+    if not evaluation["before"]:
+        when = "after, none before: those are recorded, or the policy that it began from is gone"
     during = during if evaluation["every"] else ""
     return f"{evaluation['games']:,} games {when}{during}, {evaluation['at_once']:,} at once"
 
