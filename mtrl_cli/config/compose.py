@@ -28,7 +28,7 @@ from mtrl_cli.config.files import places
 from mtrl_cli.config.files.defaults import PRIMARY, SELF, refuse_hydras_own, without_hydras_own
 from mtrl_cli.config.files.lines import line_of
 from mtrl_cli.config.files.locate import locate
-from mtrl_cli.config.files.reading import read
+from mtrl_cli.config.files.reading import experiment
 from mtrl_cli.config.files.shapes import shape_errors
 from mtrl_cli.config.keys import schema_keys
 from mtrl_cli.config.overrides import CheckedOverride, check_all, split_conf
@@ -140,7 +140,7 @@ def compose(
     named, rest = split_conf(overrides)
     asked = conf or named or places.DEFAULT_EXPERIMENT
     file, dirs = locate(asked, config_dirs)
-    node = _read(file)
+    node = experiment(file)
     built_on = []
     for source in chain(file, dirs):
         built_on.append(source)
@@ -154,17 +154,6 @@ def compose(
     composed = _typed(asked, container, sources)
     _refuse_without_base(node, container, file)
     return composed
-
-
-def _read(file: Path) -> dict[str, Any]:
-    node = read(file)
-    if not isinstance(node, dict):
-        raise ConfigError(
-            "the file holds no experiment",
-            at=places.shown(file),
-            hint="write `key: value` lines; docs/configuration.md shows an example",
-        )
-    return {str(key): value for key, value in node.items()}
 
 
 def _compose(

@@ -16,7 +16,7 @@ from mtrl_cli.config.errors import ConfigError
 from mtrl_cli.config.files import places
 from mtrl_cli.config.files.defaults import Entry, entries
 from mtrl_cli.config.files.lines import written
-from mtrl_cli.config.files.reading import read
+from mtrl_cli.config.files.reading import experiment, read
 from mtrl_cli.config.files.shapes import shape_errors
 from mtrl_cli.config.overrides import CheckedOverride
 
@@ -183,7 +183,8 @@ def chain(file: Path, dirs: tuple[Path, ...]) -> "Iterator[Source]":
         if current in seen:
             continue
         seen.add(current)
-        source = _load(current, section, folder)
+        values = experiment(current)
+        source = Source(current, section, values, entries(values, current, folder))
         yield source
         for entry in source.defaults:
             if entry.is_self or entry.group:

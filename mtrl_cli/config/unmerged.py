@@ -76,7 +76,9 @@ def _missing(name: str, sources: Sequence[Source], file: Path, dirs: Sequence[Pa
     group, slash, option = name.rpartition("/")
     entry = None
     for source, one in _entries(sources):
-        if name == one.path or (one.group == group and "${" in one.told):
+        # Of several options the path is the last one's.
+        unclear = "${" in one.told or option in one.told
+        if name == one.path or (one.group == group and unclear):
             file, entry = source.file, one
             break
     if slash and not _is_folder(group, dirs):

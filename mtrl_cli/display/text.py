@@ -8,14 +8,14 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from unicodedata import category
 
 from mtrl_cli.display.wrapping import cells, wrapped
 
-_CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1: escape sequences begin here
-    "\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"  # invisible, line breaks, bidirectional
-    "\ud800-\udfff]"  # lone surrogates cannot be encoded
-)
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Unicode's categories of what acts or hides instead of being read: controls (an escape sequence
+begins with one), formats (bidirectional, invisible, tags), surrogates, which cannot be encoded,
+and separators of lines and paragraphs."""
 
 _BETWEEN = "  "
 """Between two columns of a table."""
@@ -30,12 +30,14 @@ def harmless(text: str, limit: int | None = None) -> str:
     """``text`` in one line, control characters written out, at most ``limit`` characters."""
     if limit is not None and len(text) > limit:
         text = text[: limit - 1] + "…"
-    return _CONTROL.sub(_written_out, text)
+    if text.isprintable():
+        return text
+    return "".join(_written_out(one) if category(one) in _HIDDEN else one for one in text)
 
 
-def _written_out(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    if match.group() in "\n\t\r":
+def _written_out(character: str) -> str:
+    code = ord(character)
+    if character in "\n\t\r":
         return " "
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 

@@ -47,6 +47,8 @@ class GroupView:
     def phase(self) -> str:
         if self.outcome is not None:
             return "done" if self.outcome == "complete" else "ended"
+        if self.done == self.size:
+            return "ending"
         return "rolling" if self.turns else "starting"
 
 

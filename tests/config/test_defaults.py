@@ -52,7 +52,14 @@ def refused(listed: str, values: str = "group: {size: 3}") -> tuple[str, str | N
         ("[config, {1: 2}, _self_]", "`1: 2` in a defaults list names no config group", "- over"),
         ("[config, {override env: on}]", "override env in a defaults list: an option is", "NAME`"),
         ("[config, {override env: {a: b}}]", "override env in a defaults list: an option is", "NA"),
-        ("[config, {env: [e2b]}]", "env in a defaults list: an option is a name", "`- env: NAME`"),
+        (
+            "[config, {env: [e2b, 3]}]",
+            "env in a defaults list: an option is a name",
+            "`- env: NAME`",
+        ),
+        ("[config, {'override env ': e2b}]", "`override env : e2b` in a defaults list names", "as"),
+        ('["a\\0b", _self_]', "'a\\x00b' in a defaults list names no file", "write `- NAME`"),
+        (f"[{'x' * 3000}, _self_]", f"'{'x' * 59} in a defaults list names no file", "- NAME"),
         ("[config, {override nope: x}, _self_]", "there is no config group 'nope'", "available: "),
         ("[config, {evn: x}, _self_]", "there is no config group 'evn'", "did you mean env?"),
         ("[{override env: e2b}, _self_]", "it builds on nothing that chooses 'env'", "`- config`"),
@@ -86,6 +93,24 @@ def test_a_malformed_list(listed: str, message: str, hint: str) -> None:
     assert told.startswith(message)
     assert at == "exp.yaml:3"
     assert hint in (what or "")
+
+
+def test_several_options_of_a_group_the_last_of_which_wins(folder: Path) -> None:
+    (folder / "conf/group").mkdir()
+    (folder / "conf/group/big.yaml").write_text("{size: 32, per_step: 4}\n")
+    (folder / "conf/group/wide.yaml").write_text("size: 64\n")
+    made = composed("[blackjack, {override group: [big, wide]}, _self_]", "seed: 1").container[
+        "group"
+    ]
+    assert (made["size"], made["per_step"]) == (64, 4)
+    told, at, _ = refused("[blackjack, {override group: [gone, big]}, _self_]", "seed: 1")
+    assert (told, at) == ("'group' has no option 'gone'", "exp.yaml:3")
+
+
+def test_a_file_to_build_on_that_holds_a_list(folder: Path) -> None:
+    (folder / "conf/listed.yaml").write_text("- a\n")
+    told, at, _ = refused("[listed, _self_]")
+    assert (told, at) == ("the file holds no experiment", "conf/listed.yaml")
 
 
 def test_the_line_is_that_of_the_entry() -> None:

@@ -1,5 +1,9 @@
 """Text and numbers for a terminal."""
 
+import re
+import sys
+from unicodedata import category
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,3 +81,15 @@ def test_wide_characters_keep_the_columns_of_a_table() -> None:
     rows = [("任务 一", "a"), ("b", "c")]
     assert [*table(rows)] == ["任务 一  a", "b        c"]
     assert [*table([("task", "a"), ("任务" * 9, "b")], 14, cut=[0])][1] == "任务任务任…  b"
+
+
+def test_nothing_that_acts_or_hides_reaches_a_terminal() -> None:
+    """All of Unicode: what remains can be read; a space of any width, a new emoji and a letter of
+    one's own stay as they are."""
+    hidden = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    for character in map(chr, range(sys.maxunicode + 1)):
+        shown = harmless(character)
+        if category(character) in hidden:
+            assert shown == " " or re.fullmatch(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4,6})", shown)
+        else:
+            assert shown == character

@@ -40,6 +40,8 @@ SELF = "_self_"
 _KEYWORDS = ("override", "optional")
 _SHOWN = 60
 """Characters of an entry in a message."""
+_LONGEST = 255
+"""Characters of a file's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def _file(item: Any, index: int, folder: str) -> Entry:
     name, at, package = item.partition("@") if isinstance(item, str) else ("", "", "")
     if item == SELF:
         return Entry(SELF, index)
-    if not name.strip() or name.endswith("/") or name == "???":
+    if not _is_name(name) or name.endswith("/") or name == "???":
         raise ConfigError(
             f"{in_words(item)} in a defaults list names no file to build on",
             hint=f"write `- NAME`, as in `- {places.BASE}`, or `- override GROUP: OPTION`",
@@ -183,19 +185,31 @@ def _group(item: dict[Any, Any], index: int, folder: str) -> Entry:
     *before, last = str(key).split() or [""]
     name, at, package = last.partition("@")
     told = f"{key}: {option if isinstance(option, str) else in_words(option)}"
-    group_is_named = isinstance(key, str) and name not in ("", *_KEYWORDS, SELF)
-    if not group_is_named or name.endswith("/") or any(word not in _KEYWORDS for word in before):
+    group_is_named = isinstance(key, str) and _is_name(name) and name not in (*_KEYWORDS, SELF)
+    keyed = " ".join([*before, last]) == key and all(word in _KEYWORDS for word in before)
+    if not group_is_named or name.endswith("/") or not keyed:
         raise ConfigError(
             f"`{told:.{_SHOWN}}` in a defaults list names no config group",
             hint="write `- override GROUP: OPTION`, as in `- override env: e2b`",
         )
-    if option is not None and (not isinstance(option, str) or option.strip() in ("", SELF)):
+    options = option if isinstance(option, list) and option else [option]
+    if option is not None and not all(map(_is_option, options)):
         raise ConfigError(
             f"{key} in a defaults list: an option is a name, not {in_words(option)}",
             hint=f"write `- {key}: NAME`",
         )
     group = _from_top(name, folder)
-    return Entry(told, index, group, option or "", package if at else None, "override" in before)
+    chosen = options[-1] or ""  # of several, whose values the last one's replace
+    return Entry(told, index, group, chosen, package if at else None, "override" in before)
+
+
+def _is_option(item: Any) -> bool:
+    return isinstance(item, str) and _is_name(item) and item != SELF
+
+
+def _is_name(text: str) -> bool:
+    """Whether a file could be called so."""
+    return bool(text.strip()) and text.isprintable() and len(text) <= _LONGEST
 
 
 def _from_top(name: str, folder: str) -> str:

@@ -44,6 +44,22 @@ def read(file: Path) -> Any:
         ) from error
 
 
+def experiment(file: Path) -> dict[str, Any]:
+    """What an experiment's file, or one that it builds on, holds.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no settings.
+    """
+    node = read(file)
+    if not isinstance(node, dict):
+        raise ConfigError(
+            "the file holds no experiment",
+            at=places.shown(file),
+            hint="write `key: value` lines; docs/configuration.md shows an example",
+        )
+    return {str(key): value for key, value in node.items()}
+
+
 def yaml_error(error: yaml.YAMLError, file: Path) -> ConfigError:
     """What is no YAML, in ``file`` or, where the error names one, another file."""
     mark = getattr(error, "problem_mark", None)
