@@ -130,6 +130,9 @@ def _facts(state: RunState, finished: RunFinished, play: str | None) -> Iterator
             yield Fact("play it", _playing(finished.folder, play), copied=True)
     if finished.resumable is not None:
         yield from going_on(finished.resumable, finished.folder)
+    if finished.folder and (finished.steps or finished.evaluated) and not state.plan.keep_groups:
+        command = f"mtrl report {_run_at(finished.folder)}"
+        yield Fact("report", harmless(command), copied=True)
     whole = [one for one in state.finished_groups if one.outcome == "complete" and one.members]
     if state.plan.readable and finished.folder and whole:
         yield Fact("read it", _reading(finished.folder, whole), copied=True)

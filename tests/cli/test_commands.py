@@ -156,7 +156,8 @@ def test_a_run_on_a_pipe_prints_lines_and_a_summary(tmp_path: Path) -> None:
     assert "finished: blackjack, 2 of 2 steps in 00:00:00" in lines[3]
     assert any("before -0.412 ± 0.011 → after -0.060 ± 0.012 (+0.352)" in one for one in lines)
     assert any("known: random -0.390" in one for one in lines)
-    assert lines[-1].startswith("play it")
+    assert lines[-2].startswith("play it")
+    assert lines[-1] == "report     mtrl report a7aa"
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,7 @@ def test_a_summary_without_an_evaluation_says_what_is_known() -> None:
         "failed: train blackjack in 00:00:00: server gone",
         "episodes   24, 5.0k tokens sampled",
         f"run        {FOLDER}",
+        "report     mtrl report a7aa",
     ]
 
 
@@ -584,7 +585,9 @@ def test_what_was_trained_is_played_by_the_name_of_its_run(
 ) -> None:
     state = RunState(DisplayPlan("train blackjack"), 0.0)
     state.apply(replace(_finished("s"), folder=folder, policy="u/v12"), 0.0)
-    assert summary(state, 0.0, play)[-3] == f"play it    {command} policy=a7aa@last --show 1"
+    told = summary(state, 0.0, play)
+    assert told[-4] == f"play it    {command} policy=a7aa@last --show 1"
+    assert told[-3].startswith("report     mtrl report a7aa")
 
 
 def test_a_run_that_has_trained_nothing_says_so() -> None:
