@@ -33,7 +33,7 @@ from mtrl_cli.training.step.recorded import recorded_advantages, recorded_batch
 
 STEPS, MEMBERS = 6, 8
 GAMES = 24
-"""Games of an evaluation."""
+"""Games of an evaluation, and groups of one."""
 TOKENS, LONGEST = 200_000, 4000
 """Tokens of all trajectories on a page, and of one of them."""
 CHARACTERS, LONGEST_TEXT = 600_000, 4000
@@ -202,6 +202,8 @@ def _chosen(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     else:
         means = {group: sum(r) / len(r) for group, r in scored.items()}
         by_mean = sorted(scored, key=lambda group: (means[group], group))
+        if all(len(rows) == 1 for rows in groups.values()):  # a rollout of groups of one
+            return [groups[group][0] for group in sorted(_spread(by_mean, GAMES))]
         widest = max(scored, key=lambda group: (max(scored[group]) - min(scored[group]), -group))
         wanted = sorted({by_mean[0], by_mean[-1], widest})
     return [record for group in wanted for record in _members(groups[group])]

@@ -75,8 +75,10 @@ def _heading(run: RunFacts) -> str:
         return f"Rollout, {experiment}"
     held = (run.evaluation(label) for label in ("eval", "rival"))
     policies = [str(found.get("policy", "?")) for found in held if found is not None]
-    names = told_apart(policies or [str(run.state.get("policy", "?"))]).values()
-    return f"Evaluation of {' against '.join(names)}, {experiment}"
+    if not policies and (begun := run.state.get("policy")):
+        policies = [str(begun)]
+    of = f" of {' against '.join(told_apart(policies).values())}" if policies else ""
+    return f"Evaluation{of}, {experiment}"
 
 
 def _several(runs: Sequence[RunFacts], chosen: Sequence[Chosen]) -> Iterator[str]:

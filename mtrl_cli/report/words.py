@@ -14,8 +14,8 @@ TRAJECTORIES = (
     " again from the recorded rewards, before token weights and without a KL term."
 )
 EPISODES = (
-    "A sample: the groups with the best, the worst and the most spread rewards. Underlined tokens"
-    " were sampled (mask 1); the darker, the less likely."
+    "A sample: the groups with the best, the worst and the most spread rewards; of groups of one,"
+    " some of all. Underlined tokens were sampled (mask 1); the darker, the less likely."
 )
 GAMES = (
     "A sample: {games}, from the worst to the best of all. Underlined tokens were sampled (mask 1);"

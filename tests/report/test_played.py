@@ -98,3 +98,14 @@ def test_of_two_policies_the_same_games_are_shown_side_by_side(tmp_path: Path) -
     assert [episode["policy"] for episode in page.episodes] == names * 24
     assert None not in [episode["reward"] for episode in page.episodes]
     assert [row[0] for row in page.rows("evaluation")[1:]] == names[::-1]
+
+
+def test_of_a_rollout_of_groups_of_one_many_are_shown(tmp_path: Path) -> None:
+    path = make_played(tmp_path, "rollout", "rollout.jsonl.gz")
+    file = path / "trajectories/rollout.jsonl.gz"
+    one, *_ = read_trajectories(file)
+    with gzip.open(file, "wb") as out:
+        for group in range(60):
+            record = {**one, "group": group, "member": 0, "reward": group / 60}
+            out.write(sealed(json.dumps(record, separators=(",", ":"))))
+    assert len(report(tmp_path, RUN).episodes) == 24
