@@ -218,10 +218,18 @@ class ScriptedPolicyServer(LoopbackServer):
 
         async def close() -> None:
             port = self._listener.getsockname()[1]
-            self._server.close()
+            await self._accept_no_more()
             self._loop.call_later(seconds, lambda: self._loop.create_task(self._listen(port)))
 
         asyncio.run_coroutine_threadsafe(close(), self._loop).result()
+
+    async def _accept_no_more(self) -> None:
+        """What was just accepted becomes a connection before the listener goes: it would stay open,
+        and nobody would read from it."""
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self._server.close()
 
     async def stop(self) -> None:
         """Close every connection. What the service knows stays readable."""
@@ -229,12 +237,7 @@ class ScriptedPolicyServer(LoopbackServer):
         for work in self._outliving:
             work.cancel()
         await asyncio.gather(*self._outliving, return_exceptions=True)
-        # Accept nothing more, and let what was just accepted become a connection that can be
-        # closed, before the server goes.
-        asyncio.get_running_loop().remove_reader(self._listener)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        self._server.close()
+        await self._accept_no_more()
         await self._runner.cleanup()
         await self._service.close()
 
