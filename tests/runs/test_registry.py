@@ -218,6 +218,25 @@ def test_a_stopped_process_is_told_at_once(
     until(lambda: silence(state, tmp_path) is None)
 
 
+def test_the_list_tells_a_run_that_is_stopped(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    folder = tmp_path / "runs" / FIRST
+    folder.mkdir(parents=True)
+    state = {"status": "running", **process_facts(sleeper.pid)}
+    (folder / "run.json").write_text(json.dumps(state))
+
+    def listed() -> str:
+        return CliRunner().invoke(app, ["runs", "--runs-dir", str(folder.parent)]).stdout
+
+    assert "running" in listed()
+    assert "running (stopped)" not in listed()
+    sleeper.send_signal(signal.SIGSTOP)
+    until(lambda: "running (stopped)" in listed())
+    sleeper.send_signal(signal.SIGCONT)
+    until(lambda: "running (stopped)" not in listed())
+
+
 def test_without_proc_a_pid_that_nobody_has_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import harmless, reward, run_tail, short_age, table
 from mtrl_cli.runs.places import require_runs_dir
+from mtrl_cli.runs.processes import stopped
 from mtrl_cli.runs.registry import RunRecord, list_runs
 
 _HEADS = ("run", "kind", "experiment", "status", "step", "age", "evaluation", "quarantined")
@@ -92,6 +93,8 @@ def _row(run: RunRecord, now: float, longest: int | None) -> tuple[str, ...]:
 
 
 def _status(run: RunRecord) -> str:
+    if run.status == "running" and stopped(run.state):
+        return "running (stopped)"
     settled = run.status == "lost" and _settled(run) and not run.quarantined
     return "lost, settled" if settled else run.status
 
