@@ -11,7 +11,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,15 @@ class DamagedFile(MtrlError):  # noqa: N818
 def write_document(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``, atomically and durably."""
     beside = path.with_name(path.name + ".tmp")
-    with _naming(path), beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with _naming(path), beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
     beside.replace(path)
     sync_folder(path.parent)
 

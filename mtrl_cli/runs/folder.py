@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,14 @@ class RunFolder:
         redact: Redact = str,
         *,
         latest: bool = True,
+        plays: Sequence[str] | None = None,
     ) -> "RunFolder":
         """Create the folder of a new run under ``parent``, and point ``latest`` at it.
 
         ``config_yaml`` is the composed experiment with its secrets masked; ``redact`` takes
         secrets out of what the run writes later, wherever the configuration copied them.
-        ``latest`` False leaves the link where it points.
+        ``latest`` False leaves the link where it points. ``plays`` are the policies that it plays,
+        where it trains none: `mtrl store` keeps them meanwhile.
 
         Raises:
             MtrlError: it cannot be written, as on a full disk; nothing of it is left.
@@ -99,7 +101,8 @@ class RunFolder:
             write_document(path / "config.yaml", config_yaml)
             (path / "trajectories").mkdir(mode=0o700)
             beat(path)
-            folder = cls(path, _first_state(run, experiment, kind), redact)
+            told = {} if plays is None else {"plays": list(plays)}
+            folder = cls(path, _first_state(run, experiment, kind) | told, redact)
             if latest:
                 _point_latest(parent, run)
         except OSError as error:

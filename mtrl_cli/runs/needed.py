@@ -4,9 +4,9 @@
 `Need`         the snapshot
 =============  =====================================================================================
 ``needed``     a commit that stands names it, a named policy (or its state, or the policy that its
-               run began from), an evaluation, or a run that played it; or it is of a run that goes
-               on, or may do so on another machine, that a script carries out, whose files cannot
-               be read, or whose folder is behind a symbolic link
+               run began from), an evaluation, or a run that played it or is about to; or it is of a
+               run that goes on, or may do so on another machine, that a script carries out, whose
+               files are damaged, or whose folder is behind a symbolic link
 ``between``    of a finished run, a commit that stands names it; but it is neither the first policy
                nor the last one, nor the last training state, nor named, nor evaluated
 ``void``       of a run that is over, saved by an attempt of its own that committed, and no commit
@@ -34,9 +34,11 @@ from mtrl_cli.errors import MtrlError
 from mtrl_cli.runs.commits import published
 from mtrl_cli.runs.files import file_at
 from mtrl_cli.runs.folder import SCRIPT
+from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.runs.policies import every_policy
 from mtrl_cli.runs.processes import Standing, standing
 from mtrl_cli.runs.registry import RunRecord, given_up, list_runs, read_run
+from mtrl_cli.runs.shapes import check_state
 from mtrl_cli.runs.takeover import whole_history
 
 _OF_RUN = re.compile(r"tinker://[^/]+/(?:sampler_)?weights/([^/]+)/a(\d+)/step-\d+")
@@ -80,12 +82,17 @@ class Stored:
 
 
 def needs(
-    stored: Iterable[Stored], folders: Sequence[Path], giving_up: Collection[Path] = ()
+    stored: Iterable[Stored],
+    folders: Sequence[Path],
+    giving_up: Collection[Path] = (),
+    *,
+    untold: bool = True,
 ) -> list[tuple[Stored, Need]]:
     """What each of ``stored`` is to the runs and the named policies in ``folders``.
 
     Args:
         giving_up: the folders of runs to be counted as given up.
+        untold: what `players` may play counts as needed.
 
     Raises:
         MtrlError: the manifest of a named policy cannot be read, or a symbolic link leads nowhere,
@@ -93,7 +100,8 @@ def needs(
     """
     runs = [run for folder in folders for run in list_runs(folder)]
     linked = list(_linked(folders, {run.path.resolve() for run in runs}))
-    keep = [run for run in (*runs, *linked) if run.path not in giving_up and not given_up(run)]
+    giving = {path.resolve() for path in giving_up}
+    keep = [run for run in (*runs, *linked) if not _is_given_up(run, giving)]
     held = {uri for run in keep for uri in _played(run)} | set(_named(folders))
     between: set[str] = set()
     dropped: set[str] = set()
@@ -101,7 +109,7 @@ def needs(
     kept = set(map(run_id, linked))
     for run in runs:
         try:
-            needed, passed = _of_run(run)
+            needed, passed = snapshots_of(run)
             if run not in keep:
                 dropped |= needed | passed
                 needed, passed = set(), set()
@@ -113,8 +121,8 @@ def needs(
             between |= passed
             for known in ((run_id(run), model) for model in models):
                 own[known] = max(run.attempt, own.get(known, 0))
-    if any(run.alive and run.state.get("kind") != "train" for run in (*runs, *linked)):
-        held |= between | dropped  # it plays policies that its files may not name yet
+    if untold and any(map(_may_play_any, (*runs, *linked))):
+        held |= between | dropped
 
     def need(one: Stored) -> Need:
         if one.uri in held or one.run in kept:
@@ -125,6 +133,13 @@ def needs(
         return Need.void if 0 < one.attempt <= latest else Need.unknown
 
     return [(one, need(one)) for one in stored]
+
+
+def players(folders: Sequence[Path]) -> list[RunRecord]:
+    """The living evaluations and rollouts whose files do not tell what they play."""
+    runs = [run for folder in folders for run in list_runs(folder)]
+    linked = _linked(folders, {run.path.resolve() for run in runs})
+    return [run for run in (*runs, *linked) if _may_play_any(run)]
 
 
 def run_id(run: RunRecord) -> str:
@@ -147,18 +162,28 @@ def stores_of(runs: Iterable[RunRecord]) -> set[Path]:
     return found
 
 
-def _of_run(run: RunRecord) -> tuple[set[str], set[str]]:
+def snapshots_of(run: RunRecord) -> tuple[set[str], set[str]]:
     """The URIs that a run which is over needs, and those it has only passed through.
 
     Raises:
         MtrlError: what it needs is not known, or it is not over.
     """
     state = run.state
+    if not state:
+        raise MtrlError(f"{run.path / 'run.json'} cannot be read, so what it needs is not known")
+    check_state(run.path, state)
+    if run.alive:
+        raise MtrlError(f"the process of {run.id} has not ended yet")
+    if state.get("recorded") == SCRIPT:
+        raise MtrlError(f"a script carries out {run.id}: what it needs is not known")
     unseen = run.status == "lost" and standing(state) is not Standing.GONE
-    if run.alive or not state or state.get("recorded") == SCRIPT:
-        raise MtrlError("all of it is needed")
     if unseen and "reaped" not in state:
-        raise MtrlError("it may live on another machine, and what it publishes is committed later")
+        far = MtrlError(
+            f"{run.id} may live on another machine ({state.get('host')}), where its process cannot "
+            "be seen from here"
+        )
+        far.hint = f"settle it first: mtrl cancel {run.id}{runs_dir_option(run.path.parent)}"
+        raise far
     history = whole_history(run)
     stand = {uri for made in history.commits for uri in (made.policy, made.state) if uri}
     if run.status != "finished":
@@ -173,6 +198,7 @@ def _played(run: RunRecord) -> Iterator[str]:
     """The policies that a run has played or evaluated, as its files tell."""
     evaluation = run.state.get("evaluation")
     told = [run.state, *(evaluation.values() if isinstance(evaluation, dict) else ())]
+    told += [{"policy": uri} for uri in (run.alive and _plays(run)) or ()]
     for file in sorted((run.path / "evaluations").glob("*.json")):
         try:
             told.append(json.loads(file_at(file).read_text(encoding="utf-8")))
@@ -181,6 +207,23 @@ def _played(run: RunRecord) -> Iterator[str]:
     for facts in told:
         if isinstance(facts, dict) and isinstance(facts.get("policy"), str):
             yield facts["policy"]
+
+
+def _plays(run: RunRecord) -> list[str] | None:
+    """What an evaluation or a rollout has told that it plays, as it began."""
+    plays = run.state.get("plays")
+    told = isinstance(plays, list) and all(isinstance(uri, str) for uri in plays)
+    return plays if told else None
+
+
+def _may_play_any(run: RunRecord) -> bool:
+    return run.alive and run.state.get("kind") != "train" and _plays(run) is None
+
+
+def _is_given_up(run: RunRecord, giving: Collection[Path]) -> bool:
+    with contextlib.suppress(MtrlError):  # a mark that is damaged gives nothing up
+        return given_up(run) is not None or run.path.resolve() in giving
+    return False
 
 
 def _linked(folders: Sequence[Path], seen: Collection[Path]) -> Iterator[RunRecord]:

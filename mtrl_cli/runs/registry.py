@@ -15,6 +15,7 @@ from typing import Any
 
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.liveness import Silence, lives, silence
+from mtrl_cli.runs.shapes import NUMBER, damaged_state, wrong
 
 _SHOWN = 5
 
@@ -64,9 +65,15 @@ class RunRecord:
 
 
 def given_up(run: RunRecord) -> str | None:
-    """What `mtrl store --give-up` has made of the run, in words; None where it has not."""
-    if not isinstance(when := run.state.get("given_up"), int | float):
+    """What `mtrl store --give-up` has made of the run, in words; None where it has not.
+
+    Raises:
+        MtrlError: the mark is damaged.
+    """
+    if (when := run.state.get("given_up")) is None:
         return None
+    if told := wrong(when, NUMBER, "given_up"):
+        raise damaged_state(run.path, told)
     day = time.strftime("%Y-%m-%d", time.localtime(when))
     return f"the snapshots of {run.id} were given up on {day} (mtrl store --give-up)"
 

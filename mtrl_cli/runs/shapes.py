@@ -106,6 +106,7 @@ STATE = Fields(
         "borrows": Fields({}, {"held": WHOLE, "quarantined": Each(list, TEXT)}),
         "server": OBJECT,
         "notices": Each(list, OBJECT),
+        "plays": Each(list, TEXT),
     },
 )
 GROUP = Fields(
@@ -226,4 +227,9 @@ def _checked(lines: Iterator[dict[str, Any]], path: Path, shape: Shape) -> Itera
 def check_state(path: Path, state: Mapping[str, Any]) -> None:
     """Raises: MtrlError: what ``run.json`` in ``path`` holds is not what a run writes."""
     if told := wrong(dict(state), STATE):
-        raise MtrlError(f"{path / 'run.json'} is damaged: {told}")
+        raise damaged_state(path, told)
+
+
+def damaged_state(path: Path, told: str) -> MtrlError:
+    """``run.json`` in ``path`` is damaged: ``told`` is what `wrong` says of it."""
+    return MtrlError(f"{path / 'run.json'} is damaged: {told}")

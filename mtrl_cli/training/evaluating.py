@@ -51,7 +51,12 @@ async def evaluate_policy(
     if stop.draining:
         return cancelled_before_it_began(stop)
     folder = RunFolder.create(
-        Path(experiment.run.dir), experiment.name, "eval", config_yaml, redact
+        Path(experiment.run.dir),
+        experiment.name,
+        "eval",
+        config_yaml,
+        redact,
+        plays=[one.uri for one in (contest.policy, contest.rival) if one is not None],
     )
     frame = Frame(experiment, folder, observer, stop, trains=False)
 

@@ -49,7 +49,12 @@ async def play(
     if stop.draining:
         return cancelled_before_it_began(stop)
     folder = RunFolder.create(
-        Path(experiment.run.dir), experiment.name, "rollout", config_yaml, redact
+        Path(experiment.run.dir),
+        experiment.name,
+        "rollout",
+        config_yaml,
+        redact,
+        plays=[] if chosen is None else [chosen.uri],
     )
     frame = Frame(experiment, folder, observer, stop, trains=False)
     strange = None if chosen is None else chosen.strange_to(experiment)

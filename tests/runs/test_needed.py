@@ -116,7 +116,7 @@ def test_what_is_behind_a_link_is_needed_and_a_link_to_nowhere_is_refused(tmp_pa
 
 
 def test_what_is_named_evaluated_or_played_is_needed(tmp_path: Path) -> None:
-    run = a_run(tmp_path, evaluation={"before": {"policy": policy(1)}})
+    run = a_run(tmp_path, evaluation={"before": {"policy": policy(1), "mean": 0.5, "games": 8}})
     (run / "evaluations").mkdir()
     (run / "evaluations" / "step-4.json").write_text(json.dumps({"policy": policy(4, 2)}))
     played = a_run(tmp_path, name="played", id="b", kind="eval", step=0, policy=policy(5, 2))

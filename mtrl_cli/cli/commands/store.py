@@ -13,21 +13,20 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mtrl_cli.cli.commands.giving_up import mark, to_give_up, waiting, why_none
 from mtrl_cli.cli.failures import interruptible
+from mtrl_cli.display.lines import counted
 from mtrl_cli.display.terminal import Screen
 from mtrl_cli.display.text import compact, harmless, short_age, table
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.control import locked
-from mtrl_cli.runs.files import write_document
-from mtrl_cli.runs.folder import SCRIPT
-from mtrl_cli.runs.needed import Need, Stored, needs, run_id, stores_of
+from mtrl_cli.runs.needed import Need, Stored, needs, players, run_id, stores_of
 from mtrl_cli.runs.places import default_store, require_runs_dir, runs_dir_option
-from mtrl_cli.runs.registry import NoSuchRun, RunRecord, find_trained, given_up, list_runs, read_run
-from mtrl_cli.runs.takeover import refuse_running, whole_history
+from mtrl_cli.runs.registry import RunRecord, given_up, list_runs, read_run
 
 DAY = 86_400.0
 INTERRUPTED = 130
@@ -80,17 +79,24 @@ def show_store(
         raise UsageError(f"--prune {wrong}: write one of {', '.join(_MAY_GO)}")
     for folder in folders:
         require_runs_dir(folder)
+    folders = _distinct(folders)
     root = (store or default_store()).expanduser().resolve()
     found = _tidy(root)
     if found.stopped:
         return 128 + found.stopped
     if found.fault:
         raise found.fault
-    lost = None if give_up is None else _to_give_up(folders, give_up)
+    lost = None if give_up is None else to_give_up(folders, give_up)
     if lost is not None:
-        prune = (Need.void,)
-    held = needs(found.stored, folders, () if lost is None else (lost.path,))
+        prune, folders = (Need.void,), _distinct((*folders, lost.path.parent))
+    giving = () if lost is None else (lost.path,)
+    held = needs(found.stored, folders, giving)
     going = _going(held, prune, days, lost)
+    playing = [] if lost is None else players(folders)
+    wait = 0
+    if playing:
+        free = needs(found.stored, folders, giving, untold=False)
+        wait = len(_going(free, prune, days, lost)) - len(going)
     if as_json:
         facts = _facts(root, held, going, found.left)
         Screen(sys.stdout).line(json.dumps(facts, indent=2))
@@ -104,12 +110,14 @@ def show_store(
     told = Screen(sys.stderr)
     if not prune:
         return 0
+    if lost is not None and wait > 0:
+        told.prose(harmless(waiting(wait, lost, playing)))
     if not going:
+        if wait > 0:
+            return 1
         if lost is not None and not given_up(lost):
-            raise UsageError(
-                f"--give-up {give_up}: nothing in {root} is needed by {lost.id} alone; --store DIR "
-                "names another store"
-            )
+            mine = [need for one, need in held if one.run == run_id(lost)]
+            raise UsageError(f"--give-up {give_up}: {why_none(root, mine, lost)}")
         told.line("nothing goes")
         return 0
     try:
@@ -120,7 +128,7 @@ def show_store(
             if not yes and not _confirmed(told):
                 return 0
             if lost is not None:
-                _mark(lost.path)
+                mark(lost.path)
             done = _remove(root, going, folders, prune, days, lost)
     except KeyboardInterrupt:
         marked = lost is not None and given_up(read_run(lost.path))
@@ -133,7 +141,7 @@ def show_store(
         return 128 + done.stopped
     if done.fault:
         raise done.fault
-    return 1 if done.left else 0
+    return 1 if done.left or wait > 0 else 0
 
 
 def _confirmed(screen: Screen) -> bool:
@@ -144,35 +152,9 @@ def _confirmed(screen: Screen) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _to_give_up(folders: Sequence[Path], asked: str) -> RunRecord:
-    """The run that is to be given up.
-
-    Raises:
-        NoSuchRun: there is none, or several.
-        UsageError: it has no snapshots.
-        StillRunning: it lives.
-        MtrlError: its files are damaged.
-    """
-    missing: NoSuchRun | None = None
-    for folder in folders:
-        try:
-            run = refuse_running(find_trained(folder, asked).path)
-        except NoSuchRun as error:
-            missing = missing or error
-            continue
-        if run.state.get("kind") != "train" or run.state.get("recorded") == SCRIPT:
-            raise UsageError(f"--give-up {asked}: {run.id} is no run of mtrl train")
-        whole_history(run)  # raises where it is not known what the run has made
-        return run
-    raise missing or NoSuchRun(f"no run {asked!r}")
-
-
-def _mark(run: Path) -> None:
-    """Write that the run is given up, before anything goes: from here on nobody resumes it."""
-    with locked(run):
-        state = dict(refuse_running(run).state)
-        state.setdefault("given_up", round(time.time(), 3))
-        write_document(run / "run.json", json.dumps(state, indent=2) + "\n")
+def _distinct(folders: Sequence[Path]) -> list[Path]:
+    """Each folder once, whatever it is called."""
+    return list({folder.resolve(): folder for folder in reversed(folders)}.values())[::-1]
 
 
 def _going(
@@ -203,7 +185,11 @@ def _remove(
         for path in runs:  # each in the same order, so that two of us do not wait for each other
             locks.enter_context(locked(path))
         still = _going(needs(going, folders), prune, days, lost)
-        return _tidy(root, "--remove", told="\n".join(one.uri for one in still))
+        done = _tidy(root, "--remove", told="\n".join(one.uri for one in still))
+    if lost is None:
+        return done
+    late = [(one.uri, "is needed since: type the same again") for one in going if one not in still]
+    return replace(done, left=[*done.left, *late])
 
 
 def _runs(folders: Sequence[Path], ids: Collection[str]) -> list[RunRecord]:
@@ -316,8 +302,7 @@ def _by_run(held: _Judged) -> list[tuple[str, _Judged]]:
 
 
 def _sum(some: Sequence[Stored]) -> str:
-    count = "1 snapshot" if len(some) == 1 else f"{len(some):,} snapshots"
-    return f"{count}, {_bytes(some)}"
+    return f"{counted(len(some), 'snapshot')}, {_bytes(some)}"
 
 
 def _bytes(some: Sequence[Stored]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from mtrl_cli.runs.commits import Commit
 from mtrl_cli.runs.folder import SCRIPT
 from mtrl_cli.runs.registry import RunRecord, read_run
+from mtrl_cli.runs.shapes import STATE, wrong
 from mtrl_cli.runs.verify import admissions, commits, ledger, metrics
 from mtrl_cli.runs.verify.admissions import Admissions
 from mtrl_cli.runs.verify.commits import Commits
@@ -41,6 +42,8 @@ def verify(folder: Path, retelling: Retelling | None = None) -> tuple[RunRecord,
     declared = read_declared(folder, report)
     if not run.state:
         report.found(_STATE, None, "cannot be read")
+    elif told := wrong(dict(run.state), STATE):
+        report.found(_STATE, None, told)
     if run.status == "running":
         report.notes.append("the run goes on: what it writes now was not checked")
     trains = run.state.get("kind") == "train"

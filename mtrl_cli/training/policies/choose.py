@@ -53,8 +53,6 @@ class ChosenPolicy:
     """The task that it was trained on, where it comes from a run or has a name."""
     config: Path | None = field(default=None, compare=False)
     """The file that composes what it was trained on."""
-    gone: str | None = field(default=None, compare=False)
-    """Why a server may not hold it, where that is known of its run."""
 
     def strange_to(self, experiment: Experiment) -> str | None:
         """A warning, where another task is played than the one that it was trained on."""
@@ -72,7 +70,7 @@ def choose_policy(experiment: Experiment, asked: str | None) -> ChosenPolicy | N
 
     Raises:
         UsageError: there is no such policy, or it lives on another server.
-        MtrlError: the files of a run or of a named policy are damaged.
+        MtrlError: the files of a run or of a named policy are damaged, or the run was given up.
     """
     if asked is None:
         return None
@@ -98,9 +96,7 @@ async def held_policy(service: "TrainingService", chosen: ChosenPolicy | None) -
     if chosen is None:
         return PolicySnapshot(await service.base_policy(), 0)
     if not chosen.uri.startswith(f"{_BASE}://") and not await is_held(service, chosen.uri):
-        why = chosen.gone or (
-            "it was deleted, or server.store or server.base_url leads to another place"
-        )
+        why = "it was deleted, or server.store or server.base_url leads to another place"
         raise MtrlError(f"policy {chosen.uri} is not on {service.describe()}: {why}")
     return PolicySnapshot(chosen.uri, chosen.step)
 
@@ -206,15 +202,17 @@ def _by_run(asked: str, runs: Path, server: ServerConfig) -> ChosenPolicy:
         run = trained_run(runs, name)
     except NoSuchRun as error:
         raise UsageError(f"policy={asked}: {error}") from error
+    if told := given_up(run):
+        refused = MtrlError(f"policy={asked}: {told}")
+        refused.hint = "what has a name is kept: mtrl publish --list"
+        raise refused
     history = read_history(run.path / "commits.jsonl")
     commit = commit_at(history, step, run.id)
     config = run.path / "config.yaml"
     own, initial = _experiment(config), history.initial
     _require_same_server(server_facts(own.server), server, asked)
     began = initial.policy if initial else None
-    return ChosenPolicy(
-        commit.policy, commit.policy_step, began, own.task.entrypoint, config, given_up(run)
-    )
+    return ChosenPolicy(commit.policy, commit.policy_step, began, own.task.entrypoint, config)
 
 
 def _no_policy(asked: str, runs: Path) -> UsageError:

@@ -39,7 +39,7 @@ from mtrl_cli.runs.policies import (
     refuse_taken,
     write_policy,
 )
-from mtrl_cli.runs.registry import RunRecord, given_up
+from mtrl_cli.runs.registry import RunRecord, given_up, read_run
 from mtrl_cli.servers.interface import CannotList, SnapshotFacts, SnapshotStore
 from mtrl_cli.training.policies.choose import commit_at, server_facts, trained_run
 
@@ -88,7 +88,7 @@ async def publish(
     lock = nullcontext() if run.alive else locked(run.path)
     with lock:
         async with snapshot_store(experiment.server) as store:
-            facts = await _listed(store, commit.policy, given_up(run))
+            facts = await _listed(store, commit.policy, given_up(read_run(run.path)))
             manifest = _manifest(name, run, history.up_to(commit.step), experiment, composed, facts)
             if export is not None:
                 await _export(store, manifest, export)
