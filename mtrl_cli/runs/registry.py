@@ -15,7 +15,6 @@ from typing import Any
 
 from mtrl_cli.errors import MtrlError, UsageError
 from mtrl_cli.runs.liveness import Silence, lives, silence
-from mtrl_cli.runs.shapes import NUMBER, damaged_state, wrong
 
 _SHOWN = 5
 
@@ -72,6 +71,8 @@ def given_up(run: RunRecord) -> str | None:
     """
     if (when := run.state.get("given_up")) is None:
         return None
+    from mtrl_cli.runs.shapes import NUMBER, damaged_state, wrong  # `mtrl runs` needs none of it
+
     if told := wrong(when, NUMBER, "given_up"):
         raise damaged_state(run.path, told)
     day = time.strftime("%Y-%m-%d", time.localtime(when))
