@@ -196,7 +196,7 @@ def test_a_publication_that_waited_for_it_says_why_there_is_nothing_to_name(tmp_
             command("publish", "last"), cwd=tmp_path, env=environ, stdout=-3, stderr=-1, text=True
         )
         lock, files = run / "control" / "lock", Path(f"/proc/{waits.pid}/fd")
-        while waits.poll() is None and lock not in {file.readlink() for file in files.iterdir()}:
+        while waits.poll() is None and lock not in {file.resolve() for file in files.iterdir()}:
             time.sleep(0.05)
         state(run, given_up=1.0)
         shutil.rmtree(world.home / "store" / "models")
