@@ -114,6 +114,7 @@ def as_it_is_typed(line: str, desk: Desk) -> str:
         uri = re.findall(r"tinker://[^\"]+sampler_weights[^\"]+", told)[-1]
     names = {SAVED: second, "a7aa": first, "b81c": second, "7f70": first[-4:], **FIGURES}
     names |= {"verify RUN": f"verify {first}", "policy=URI": f"policy={uri}"}
+    names |= {"give-up RUN": f"give-up {second} --yes"}  # it asks
     for name, ours in names.items():
         line = line.replace(name, ours)
     return line
