@@ -178,7 +178,7 @@ def test_a_damaged_mark_gives_nothing_up_and_is_told(here: Path, mark: object) -
 
 def test_a_policy_of_it_is_refused_before_anything_is_made(here: Path) -> None:
     assert give_up()[0] == 0
-    for words in (("rollout", "--groups", "1"), ("eval",), ("rollout", "--dry-run")):
+    for words in (("eval",), ("eval", "--dry-run"), ("rollout", "--dry-run")):
         code, told = asked(*words, f"policy={RUN}@2", f"server.store={here}/store")
         assert code == 1, told
         assert told.startswith(f"error: policy={RUN}@2: the snapshots of {RUN} were given up on ")
