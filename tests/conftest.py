@@ -15,7 +15,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
-# A shell starts what it runs in the background with SIGINT ignored, and so would be every `mtrl`
+# A shell starts what it runs in the background with both ignored, and so would be every `mtrl`
 # that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
