@@ -256,6 +256,7 @@ class RunState:
         self.run = event
         self.folder = event.folder
         self.steps, self.step = event.steps, event.step
+        self.rewards = list(event.rewards)
 
     def _phase_started(self, event: PhaseStarted, now: float) -> None:
         if event.phase == "evaluation":

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+TREND_KEPT = 24
+"""Steps whose rewards a resumed run tells, so that a trend goes on."""
+
 EVALUATION = "eval"
 """The stream of the games of an evaluation, each a group of one."""
 
@@ -32,6 +35,8 @@ class RunStarted:
     references: Mapping[str, float]
     step: int = 0
     """Steps that earlier attempts have committed."""
+    rewards: Sequence[float] = ()
+    """The mean rewards of the last of them, at most `TREND_KEPT`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from mtrl_cli.training.draining import until_drain
 from mtrl_cli.training.evaluation.evaluate import EvaluationPlan, evaluate
 from mtrl_cli.training.evaluation.games import Evaluations
 from mtrl_cli.training.events import (
+    TREND_KEPT,
     Evaluated,
     FolderMade,
     Notice,
@@ -246,6 +247,7 @@ class Frame:
                 step=step,
                 server=parts.server,
                 references=references,
+                rewards=tuple(self.outcome.totals.rewards[-TREND_KEPT:]),
             )
         )
 

@@ -22,6 +22,8 @@ class Totals:
     """Episodes without a reward, which were played again or left out."""
     sampled_tokens: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+    rewards: list[float] = field(default_factory=list)
+    """The mean reward of each step that earlier attempts have committed."""
 
     @classmethod
     def of(cls, history: History, metrics: Iterable[Mapping[str, Any]]) -> "Totals":
@@ -31,6 +33,8 @@ class Totals:
             totals.episodes += int(line.get("episodes", 0))
             totals.failed += int(line.get("failed_episodes", 0))
             totals.sampled_tokens += int(line.get("tokens_sampled", 0))
+            if (reward := line.get("reward")) is not None:
+                totals.rewards.append(float(reward))
         for commit in history.commits:
             totals.steps += commit.step > 0
             totals._skip(how for how in commit.groups.values() if how != TRAINED)

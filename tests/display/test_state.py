@@ -164,6 +164,14 @@ def test_the_trend_compares_the_last_steps_with_those_before(state: RunState) ->
     assert state.trend(10) == pytest.approx(0.25)
 
 
+def test_the_trend_of_a_resumed_run_goes_on(state: RunState) -> None:
+    rewards = [0.0] * 10 + [1.0] * 9
+    state.apply(RunStarted("r", "f", "e", 50, "local", {}, 19, rewards), 0.0)
+    step(state, 20, 1.0, 1.0)
+    assert state.trend(10) == 1.0
+    assert len(state.rewards) == 20
+
+
 def test_a_borrow_counts_until_it_is_known_to_be_returned(state: RunState) -> None:
     for borrow_state in ("requested", "held", "returning", "quarantined"):
         state.apply(BorrowChanged("a", "sandbox", borrow_state), 1.0)

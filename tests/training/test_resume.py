@@ -17,7 +17,7 @@ from mtrl_cli.runs.stop import Stage, StopRequest
 from mtrl_cli.runs.takeover import StillRunning
 from mtrl_cli.testing import faults
 from mtrl_cli.testing.policy_server import ScriptedPolicyServer
-from mtrl_cli.training.events import Resumable, RunFinished, StepFinished
+from mtrl_cli.training.events import Resumable, RunFinished, RunStarted, StepFinished
 from mtrl_cli.training.run import resume, train
 from tests.training.runs import experiment
 from tests.training.test_end_to_end import Player
@@ -105,11 +105,17 @@ async def test_a_drained_run_has_a_state_at_its_last_commit_and_goes_on_there(
         assert drained < 6
         assert before[-1] == (drained, 1, True)
         sampled = turns(server)
+        told: list[object] = []
 
-        finished = await go_on(folder, declared)
+        finished = await go_on(folder, declared, told.append)
 
     assert finished.status == "finished"
     assert finished.steps == 6
+    (started,) = (event for event in told if isinstance(event, RunStarted))
+    metrics = list(read_records(folder / "metrics.jsonl"))
+    assert list(started.rewards) == [
+        line["reward"] for line in metrics[:drained]
+    ]  # a trend goes on
     assert stands(folder)[: drained + 1] == before  # nothing was voided
     assert stands(folder)[-1] == (6, 2, True)
     assert consumed(folder) == list(range(6 * PER_STEP))
