@@ -28,6 +28,7 @@ from mtrl_cli.display.text import (
 )
 from mtrl_cli.display.views import GroupView
 from mtrl_cli.display.words import outcome
+from mtrl_cli.training.events import TREND_KEPT
 
 HEAD_LINES = 8
 """Lines of a screen that are not rows of the table: the head, a blank, the table's head, the
@@ -177,7 +178,7 @@ def _reward_parts(state: RunState, glyphs: Glyphs) -> Iterable[str]:
     if not rewards:
         yield from (lines.evaluated_line(result) for result in state.evaluations[-1:])
         return
-    yield f"reward {reward(rewards[-1])} {sparkline(rewards[-24:], glyphs.trend)}"
+    yield f"reward {reward(rewards[-1])} {sparkline(rewards[-TREND_KEPT:], glyphs.trend)}"
     if len(rewards) >= TREND:
         change = state.trend(TREND)
         told = "" if change is None else f" ({change:+z.3f})"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 TREND_KEPT = 24
-"""Steps whose rewards a resumed run tells, so that a trend goes on."""
+"""Steps whose rewards a trend is drawn of; a resumed run tells those of its last ones."""
 
 EVALUATION = "eval"
 """The stream of the games of an evaluation, each a group of one."""

@@ -24,7 +24,7 @@ from mtrl_cli.rollout import seeds
 from mtrl_cli.rollout.admission import GroupAdmission
 from mtrl_cli.rollout.client import ClientMultiTurnRollout
 from mtrl_cli.rollout.driver import StreamingDriver
-from mtrl_cli.rollout.events import Observer
+from mtrl_cli.rollout.events import TRAINING, Observer
 from mtrl_cli.rollout.group import Group
 from mtrl_cli.rollout.policy import PolicySnapshot, snapshot_name
 from mtrl_cli.rollout.ports import Task
@@ -196,7 +196,7 @@ class TrainingLoop:
 
     def _admit(self, group: int, policy: PolicySnapshot) -> GroupAdmission:
         task = sample_of_group(self._task, seeds.training_task(self._plan.seed, group), group)
-        admission = self._plan.admission(self._folder.id, "train", group, task, policy)
+        admission = self._plan.admission(self._folder.id, TRAINING, group, task, policy)
         self._open_groups.add(group)
         self._record_group(
             group,

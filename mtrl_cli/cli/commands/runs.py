@@ -9,6 +9,7 @@ from typing import Any
 
 from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import harmless, reward, run_tail, short_age, table
+from mtrl_cli.display.wrapping import cells
 from mtrl_cli.runs.places import require_runs_dir
 from mtrl_cli.runs.processes import stopped
 from mtrl_cli.runs.registry import RunRecord, list_runs
@@ -41,7 +42,7 @@ def show_runs(runs: Path, *, as_json: bool) -> int:
             rows = [row[:-1] for row in rows]
         names = [_HEADS.index("experiment")]
         lines = [*table(rows, width, cut=names)]
-        if width is not None and max(map(len, lines)) > width:
+        if width is not None and max(map(cells, lines)) > width:
             short = [(run_tail(run), *more) for run, *more in rows]
             lines = [*table(short, width, cut=names)]
         for line in lines:

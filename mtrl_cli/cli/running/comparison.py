@@ -13,7 +13,7 @@ from mtrl_cli.display.lines import Redact, with_error
 from mtrl_cli.display.summary import LAST_STEPS
 from mtrl_cli.display.terminal import Screen, columns
 from mtrl_cli.display.text import clock, harmless, reward, run_tail, table
-from mtrl_cli.display.wrapping import Fact, laid_out
+from mtrl_cli.display.wrapping import Fact, cells, laid_out
 from mtrl_cli.runs.places import runs_dir_option
 from mtrl_cli.training.evaluation.statistics import mean_of
 
@@ -56,7 +56,7 @@ def compare(
     screen.line()
     width = columns()
     lines = [*table(list(_rows(results)))]
-    if width is not None and max(map(len, lines)) > width:
+    if width is not None and max(map(cells, lines)) > width:
         lines = [*table(list(_rows(results, short=True)), width)]
     for line in lines:
         screen.line(harmless(redact(line)))

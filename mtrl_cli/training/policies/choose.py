@@ -96,8 +96,10 @@ async def held_policy(service: "TrainingService", chosen: ChosenPolicy | None) -
     if chosen is None:
         return PolicySnapshot(await service.base_policy(), 0)
     if not chosen.uri.startswith(f"{_BASE}://") and not await is_held(service, chosen.uri):
-        why = "it was deleted, or server.store or server.base_url leads to another place"
-        raise MtrlError(f"policy {chosen.uri} is not on {service.describe()}: {why}")
+        raise MtrlError(
+            f"policy {chosen.uri} is not on {service.describe()}: it was deleted, or "
+            "server.store or server.base_url leads to another place"
+        )
     return PolicySnapshot(chosen.uri, chosen.step)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mtrl_cli.rollout.events import TRAINING
 from mtrl_cli.rollout.policy import PolicySnapshot
 from mtrl_cli.rollout.ports import Sample, TaskSample
 from mtrl_cli.rollout.tokens import SpanKind, TokenSequence
@@ -52,7 +53,7 @@ def recorded_trajectory(plan: TrainingPlan, record: Mapping[str, Any]) -> Trajec
     """One line of a trajectory file, as it was played; without its turns' texts."""
     task = TaskSample(record["task"]["id"], record["task"]["seed"])
     policy = PolicySnapshot(record["policy"], record["policy_step"])
-    admission = plan.admission(record["run"], "train", record["group"], task, policy)
+    admission = plan.admission(record["run"], TRAINING, record["group"], task, policy)
     return Trajectory(
         admission.member(record["member"], record["refill"]),
         _tokens(record),
